@@ -1,0 +1,1 @@
+"""Reports, tables and pictures of a graph; reads, never changes it."""

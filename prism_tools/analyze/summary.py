@@ -1,0 +1,183 @@
+"""The report: the answer first, then why; only lines whose data exist."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+
+import numpy as np
+
+from prism_tools.analyze.text import WIDTH, brief, cut, percent, size, with_interval
+from prism_tools.analyze.waits import lateness, path_shares
+from prism_tools.graph.match import Matches, find_matches
+from prism_tools.graph.model import Graph
+from prism_tools.graph.names import callsite_text, ranks_text
+from prism_tools.graph.schema import UNKNOWN, Source
+
+LABEL = 18  # width of the first column
+SHOWN = 4  # ranks spelt out in the memory line
+SOURCES = (Source.REAL, Source.PROBE, Source.FIT, Source.EMULATED)
+
+
+def summary(graph: Graph) -> str:
+    """A few lines on ``graph``, each at most 100 wide, ending in a newline. Works at every stage."""
+    lines = [_world(graph), *_state(graph), *_iteration_time(graph)]
+    if graph.timeline is not None:
+        matches = find_matches(graph, strict=False)
+        lines += _critical_path(graph, matches)
+        lines += _memory(graph)
+        lines += _slowest_member(graph, matches)
+    else:
+        lines += _memory(graph)
+    lines += _groups(graph)
+    return "".join(cut(line) + "\n" for line in lines)
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<{LABEL}}  {text}"
+
+
+def _world(graph: Graph) -> str:
+    dimensions = _dimensions(graph)
+    shape = f" ({' · '.join(f'{name} {size}' for name, size in dimensions)})" if dimensions else ""
+    backends = sorted(set(graph.groups.backend)) or [graph.launch.backend]
+    end = f"   backend {'+'.join(backends)}   iterations {graph.iterations()}"
+    start = f"world {graph.world_size}{shape}   program "
+    return start + cut(shlex.join(graph.launch.argv), max(WIDTH - len(start) - len(end), 12)) + end
+
+
+def _dimensions(graph: Graph) -> list[tuple[str, int]]:
+    """Named dimensions of a device mesh and their sizes: torch describes their groups as "mesh_tp"."""
+    sizes: dict[str, set[int]] = {}
+    for desc, members in zip(graph.groups.desc, graph.groups.members, strict=True):
+        if desc.startswith("mesh_"):
+            sizes.setdefault(desc.removeprefix("mesh_").upper(), set()).add(len(members))
+    return [(name, size.pop()) for name, size in sizes.items() if len(size) == 1]
+
+
+def _state(graph: Graph) -> list[str]:
+    """What is there while there are no times yet, and what is wrong with the file."""
+    lines = []
+    if not graph.complete:
+        lines.append(_line("incomplete", "the recording stopped early; only what happened before is here"))
+    if graph.timeline is not None:
+        return lines
+    nodes = sum(len(graph.program_of(rank)) for rank in range(graph.world_size))
+    kept = f"payloads {graph.payload.mode} ({size(graph.payload.bytes)})"
+    classes = "1 program class" if len(graph.programs) == 1 else f"{len(graph.programs)} program classes"
+    lines.append(_line("recorded", f"{nodes:,} nodes in {classes}, {kept}"))
+    if graph.timing is not None and len(graph.timing.rank):
+        ranks, slices = set(graph.timing.rank.tolist()), set(graph.timing.slice.tolist())
+        count = f"{len(slices)} slice{'s'[: len(slices) != 1]}"
+        lines.append(_line("measured", f"ranks {ranks_text(ranks)} of {graph.world_size} in {count}"))
+    return lines
+
+
+def _iteration_time(graph: Graph) -> list[str]:
+    parts = []
+    if graph.timeline is not None and graph.timeline.iteration_time_ns != UNKNOWN:
+        parts.append("solved " + with_interval(graph.timeline.iteration_time_ns, graph.timeline.interval_ns))
+    parts += _replayed(graph)
+    line = _line("iteration time", "     ".join(parts))
+    if len(line) <= WIDTH:
+        return [line] if parts else []
+    return [_line(label, part) for label, part in zip(("iteration time", ""), parts, strict=True)]
+
+
+def _replayed(graph: Graph) -> list[str]:
+    """Mean over ranks and valid iterations after warm-up; half-width: two standard errors."""
+    if graph.replay is None:
+        return []
+    rows = [np.asarray(row, float) for row in graph.replay.timing.iteration_ns if len(row)]
+    count = min((len(row) for row in rows), default=0)
+    if not count:
+        return []
+    first = min(max(1, graph.launch.warmup), count - 1)
+    per_iteration = np.mean([row[first:count] for row in rows], axis=0)
+    valid = np.resize(graph.replay.valid[first:count], count - first) if len(graph.replay.valid) else per_iteration > 0
+    used = per_iteration[valid] if valid.any() else per_iteration
+    half = 2 * float(np.std(used, ddof=1)) / math.sqrt(len(used)) if len(used) > 1 else 0.0
+    late = int(graph.replay.late.sum())
+    notes = f"{len(used)} iterations, {late:,} late deliveries"
+    if not valid.all():
+        notes += ", none valid" if not valid.any() else f", {int((~valid).sum())} invalid left out"
+    return [f"replayed {with_interval(float(used.mean()), half)}  ({notes})"]
+
+
+def _critical_path(graph: Graph, matches: Matches) -> list[str]:
+    shares = path_shares(graph, matches)
+    if not shares.total:
+        return []
+    whole = shares.total
+    waiting, last = sum(shares.waiting.values()), []
+    if waiting >= 0.0005 * whole:
+        (rank, most), *_ = shares.waiting.most_common(1)
+        if most >= waiting / 2:  # one culprit; what the others' raggedness costs stays compute
+            shares.by_kind["compute"] += waiting - most
+            last = [f"waiting for rank {rank}: {percent(most, whole)}"]
+        else:
+            last = [f"waiting {percent(waiting, whole)}"]
+    named = [(name, ns) for name, ns in shares.by_kind.most_common() if ns >= 0.0005 * whole]
+    gap = "   "
+    while True:
+        line = _line("  critical path", gap.join([f"{name} {percent(ns, whole)}" for name, ns in named] + last))
+        if len(line) <= WIDTH or len(named) <= 2:
+            break
+        if gap == "  ":  # still too long: the smallest kinds become one
+            named[-2:] = [("other", named[-2][1] + named[-1][1])]
+        gap = "  "
+    lines = [line]
+    if shares.by_source:
+        known = [f"{source.name.lower()} {100 * shares.by_source[source] / whole:.0f} %" for source in SOURCES]
+        lines.append(_line("  where durations come from", "   ".join(known)))
+    return lines
+
+
+def _memory(graph: Graph) -> list[str]:
+    memory = graph.memory
+    if memory is None or not len(memory.rank):
+        return []
+    latest = "replayed" if "replayed" in memory.stage else memory.stage[-1]  # other stages carry other ranks' payloads
+    peak: dict[int, int] = {}
+    for rank, rss, stage in zip(memory.rank.tolist(), memory.rss.tolist(), memory.stage, strict=True):
+        if stage == latest:
+            peak[rank] = max(rss, peak.get(rank, 0))
+    note = "(RSS; CPU run)" if graph.launch.device == "cpu" else "(RSS)"
+    ordered = sorted(peak.items())
+    if len(ordered) <= SHOWN:
+        text = "   ".join(f"rank {rank}  {size(rss)}" for rank, rss in ordered)
+    else:
+        low, high = min(ordered, key=lambda item: item[1]), max(ordered, key=lambda item: item[1])
+        text = f"rank {high[0]}  {size(high[1])} is most of {len(ordered)} ranks, rank {low[0]}  {size(low[1])} least"
+    return [_line("peak memory", f"{text}   {note}")]
+
+
+def _slowest_member(graph: Graph, matches: Matches) -> list[str]:
+    """The rank that others waited for longest in collectives, counted in those that it takes part in."""
+    late = lateness(graph, matches)
+    held = late.lag > 0
+    ranks = np.searchsorted(matches.base, late.last, side="right") - 1
+    cost: Counter[int] = Counter()
+    sites: dict[int, Counter[str]] = {}
+    for rank, lag, last in zip(ranks[held].tolist(), late.lag[held].tolist(), late.last[held].tolist(), strict=True):
+        cost[rank] += lag
+        sites.setdefault(rank, Counter())[callsite_text(graph, rank, matches.node_of(last))] += lag
+    if not cost:
+        return []
+    rank, total = cost.most_common(1)[0]
+    times = int(np.sum(held & (ranks == rank)))
+    mine = matches.of_node[matches.base[rank] : matches.base[rank + 1]]
+    joined = int(np.isin(late.match, mine).sum())
+    site = sites[rank].most_common(1)[0][0]
+    text = f"rank {rank} is last in {times:,} of {joined:,} collectives, by {brief(total / times)} ms"
+    return [_line("slowest member", text + (f" ({site})" if site else ""))]
+
+
+def _groups(graph: Graph) -> list[str]:
+    if graph.replay is None:
+        return []
+    sandbox = len(set(graph.replay.timing.rank.tolist()))
+    created, touched = graph.replay.groups_created, graph.replay.virtual_ranks_touched
+    virtual = graph.world_size - sandbox
+    return [_line("groups", f"{created} created of {len(graph.groups)}   virtual ranks touched {touched} of {virtual}")]

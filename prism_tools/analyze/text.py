@@ -1,0 +1,87 @@
+"""How numbers and rows are spelt in reports: units, aligned text, TSV and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+WIDTH = 100
+FORMS = ("text", "tsv", "json")
+Row = dict[str, Any]
+
+
+def milliseconds(ns: float) -> str:
+    """182.41; three decimals below 10 ms, four below 1 ms."""
+    value = ns / 1e6
+    return f"{value:,.{2 if abs(value) >= 10 else 3 if abs(value) >= 1 else 4}f}"
+
+
+def brief(ns: float) -> str:
+    """4.1: milliseconds with two digits, more only before the point."""
+    value = ns / 1e6
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def with_interval(ns: float, half_width: float) -> str:
+    """182.41 ms ± 0.6: the half-width in the same unit, one decimal less."""
+    decimals = len(milliseconds(ns).partition(".")[2]) - 1
+    return f"{milliseconds(ns)} ms ± {half_width / 1e6:.{decimals}f}"
+
+
+def size(count: float) -> str:
+    """1.92 GB: three digits, powers of 1000."""
+    units = ["TB", "GB", "MB", "KB", "B"]
+    while count >= 999.5 and len(units) > 1:
+        count /= 1000
+        units.pop()
+    decimals = 0 if units[-1] == "B" or count >= 99.95 else 1 if count >= 9.995 else 2
+    return f"{count:,.{decimals}f} {units[-1]}"
+
+
+def percent(part: float, whole: float) -> str:
+    """81.2 %."""
+    return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
+
+
+def cut(line: str, width: int = WIDTH) -> str:
+    """``line``, its end replaced by … where it is longer than ``width``."""
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def render(rows: Sequence[Row], form: str = "text") -> str:
+    """Rows with equal keys as "text", "tsv" or "json". Columns named …_ns and …_bytes hold these units.
+
+    Text is for eyes: ms, KB, at most WIDTH wide. TSV and JSON carry the numbers as they are; None is empty, or null.
+    """
+    if form == "json":
+        return json.dumps(list(rows), indent=1, ensure_ascii=False) + "\n"
+    if not rows:
+        return ""
+    names = list(rows[0])
+    if form == "tsv":
+        lines = ["\t".join(names)]
+        lines += ["\t".join("" if row[name] is None else str(row[name]) for name in names) for row in rows]
+        return "\n".join(lines) + "\n"
+    head = [name.replace("_ns", "_ms").replace("_bytes", "").replace("_", " ") for name in names]
+    cells = [head] + [[_cell(name, row[name]) for name in names] for row in rows]
+    left = [any(isinstance(row[name], str) for row in rows) for name in names]
+    widths = [max(len(line[k]) for line in cells) for k in range(len(names))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if words else cell.rjust(width)
+            for cell, width, words in zip(line, widths, left, strict=True)
+        )
+        for line in cells
+    ]
+    return "".join(cut(line.rstrip()) + "\n" for line in lines)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name.endswith("_ns"):
+        return milliseconds(value)
+    if name == "bytes" or name.endswith("_bytes"):
+        return size(value)
+    return f"{value:,}" if isinstance(value, int | float) else str(value)

@@ -1,0 +1,23 @@
+"""From sliced to calibrated: one globally consistent timeline (arrays in, arrays out; no torch, no files)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prism_tools.calibrate.durations import durations
+from prism_tools.calibrate.schedule import timeline
+from prism_tools.graph.match import find_matches
+from prism_tools.graph.model import Graph
+from prism_tools.graph.order import dependency_order
+
+
+def calibrate(graph: Graph) -> Graph:
+    """``graph`` with durations and timeline, at stage "calibrated".
+
+    PrismError if ranks were never measured, or the graph has no consistent order.
+    """
+    matches = find_matches(graph)
+    order = dependency_order(graph, matches)
+    known = durations(graph, matches)
+    solved = timeline(graph, matches, order, known)
+    return replace(graph, stage="calibrated", durations=known, timeline=solved)

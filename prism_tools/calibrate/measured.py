@@ -1,0 +1,141 @@
+"""The measured rows of a graph: on one clock, with a stand-in for ranks that were not measured, and their own times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from prism_tools.errors import PrismError
+from prism_tools.graph.model import Graph, Program, Timing
+from prism_tools.graph.names import ranks_text
+from prism_tools.graph.schema import UNKNOWN, Kind
+
+
+@dataclass
+class Measured:
+    """Rows of graph.timing, their times on the leader's clock (UNKNOWN stays UNKNOWN).
+
+    ``stand_in[r]``: the rank whose measurements rank r uses (itself if it was measured); ``rows[r]``: that rank's rows;
+    ``runs[r]``: (slice, repeat) -> row of rank r itself.
+    """
+
+    start: list[np.ndarray]
+    ready: list[np.ndarray]
+    end: list[np.ndarray]
+    error: np.ndarray
+    stand_in: np.ndarray
+    rows: list[list[int]]
+    runs: list[dict[tuple[int, int], int]]
+
+    def shared_runs(self, ranks: tuple[int, ...]) -> list[list[int]]:
+        """The rows of ``ranks``, in their order, of every run in which all of them were measured."""
+        rest = [self.runs[rank] for rank in ranks]
+        return [[runs[key] for runs in rest] for key in self.runs[ranks[0]] if all(key in runs for runs in rest)]
+
+
+def read_rows(graph: Graph) -> Measured:
+    """All measurements of ``graph``; PrismError naming the ranks that have none and nobody to stand in for them."""
+    timing = graph.timing
+    if timing is None or not len(timing.rank):
+        raise PrismError("no rank was ever measured; run prism-slice first")
+    runs: list[dict[tuple[int, int], int]] = [{} for _ in range(graph.world_size)]
+    for row, rank in enumerate(timing.rank.tolist()):
+        runs[rank][int(timing.slice[row]), int(timing.repeat[row])] = row
+    stand_in = _stand_ins(graph, [bool(mine) for mine in runs])
+    return Measured(
+        start=_align(timing, timing.start),
+        ready=_align(timing, timing.ready),
+        end=_align(timing, timing.end),
+        error=timing.clock_error,
+        stand_in=stand_in,
+        rows=[list(runs[rank].values()) for rank in stand_in],
+        runs=runs,
+    )
+
+
+def own_times(program: Program, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """What each COMPUTE, WAIT and MARK node took after all it waits for, float64 ns; NaN: unknown, or a COMM node."""
+    begin = start.copy()
+    source, target = program.edges[:, 0], program.edges[:, 1]
+    waits = (program.kind[target] == Kind.WAIT) & (program.kind[source] == Kind.COMM)
+    np.maximum.at(begin, target[waits], end[source[waits]])
+    own = np.maximum(end - begin, 0).astype(float)
+    own[(program.kind == Kind.COMM) | (start == UNKNOWN) | (end == UNKNOWN)] = np.nan
+    return own
+
+
+def middle(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Median and half the interquartile range over axis 0, NaN ignored; NaN where none, or only one, is known."""
+    flat = samples.reshape(len(samples), -1)
+    median, spread = np.full(flat.shape[1], np.nan), np.full(flat.shape[1], np.nan)
+    known = np.sum(~np.isnan(flat), axis=0)
+    for count in range(1, len(flat) + 1):
+        chosen = np.flatnonzero(known == count)
+        if len(chosen):
+            low, median[chosen], high = np.percentile(np.sort(flat[:, chosen], axis=0)[:count], (25, 50, 75), axis=0)
+            if count > 1:
+                spread[chosen] = (high - low) / 2
+    return median.reshape(samples.shape[1:]), spread.reshape(samples.shape[1:])
+
+
+def iteration_spread(program: Program, own: np.ndarray) -> np.ndarray:
+    """Half the interquartile range of ``own`` over the same place in all iterations of the usual length; else 0.
+
+    Estimates what repeats would show where there are none. The first iteration warms up and is left out if two remain.
+    """
+    spread = np.zeros(len(own))
+    places = [np.flatnonzero(program.segment == k) for k in range(int(program.segment.max(initial=-1)) + 1)]
+    if not places:
+        return spread
+    lengths = [len(place) for place in places]
+    usual = max(set(lengths), key=lengths.count)
+    same = np.array([place for place in places if len(place) == usual])
+    sample = same[1:] if len(same) > 2 and same[0][0] == places[0][0] else same
+    low, high = np.percentile(own[sample], (25, 75), axis=0)
+    spread[same] = (high - low) / 2
+    return spread
+
+
+def _align(timing: Timing, columns: list[np.ndarray]) -> list[np.ndarray]:
+    """Each row on the leader's clock: the offset holds at the row's first event, the drift counts from there."""
+    aligned = []
+    for row, times in enumerate(columns):
+        known = times != UNKNOWN
+        first = timing.host_issue[row].min(initial=np.iinfo(np.int64).max, where=timing.host_issue[row] != UNKNOWN)
+        shift = timing.clock_offset[row] + (times - first) * int(timing.clock_drift[row]) // 10**9
+        aligned.append(np.where(known, times + shift, UNKNOWN))
+    return aligned
+
+
+def _stand_ins(graph: Graph, measured: list[bool]) -> np.ndarray:
+    """For every rank itself, or a measured rank with the same program: one with equal values and equal places in its
+    groups if there is one, so that a group of clones stands in for a group."""
+    stand_in = np.arange(graph.world_size)
+    candidates: dict[int, list[int]] = {}
+    for rank in np.flatnonzero(measured).tolist():
+        candidates.setdefault(int(graph.ranks.program[rank]), []).append(rank)
+    unmeasured = np.flatnonzero(~np.array(measured)).tolist()
+    places = {rank: _places(graph, rank) for rank in np.flatnonzero(measured).tolist()} if unmeasured else {}
+    missing = []
+    for rank in unmeasured:
+        able = candidates.get(int(graph.ranks.program[rank]))
+        if able is None:
+            missing.append(rank)
+            continue
+        place = _places(graph, rank)
+        likeness = [
+            (graph.ranks.values[other] == graph.ranks.values[rank], np.sum(places[other] == place), -other)
+            for other in able
+        ]
+        stand_in[rank] = able[likeness.index(max(likeness))]
+    if missing:
+        raise PrismError(
+            f"ranks {ranks_text(missing)} were never measured; run prism-slice for them, or with --cover classes"
+        )
+    return stand_in
+
+
+def _places(graph: Graph, rank: int) -> np.ndarray:
+    """The rank's group rank in each of its slots."""
+    return np.array([graph.group_rank(int(group), rank) for group in graph.ranks.slots[rank]])

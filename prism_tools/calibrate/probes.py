@@ -1,0 +1,93 @@
+"""Looking up operations that were measured alone: the exact one, else the nearest size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prism_tools.graph.equations import root_of
+from prism_tools.graph.model import Graph, Probes
+from prism_tools.graph.schema import Op
+
+if TYPE_CHECKING:
+    from prism_tools.graph.match import Matches
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a probe is found by. A send and its receive are one ``SEND`` of two members."""
+
+    op: int
+    dtype: int
+    reduce: int
+    size: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """A probe's answer: duration, tails by group rank (sender, receiver) and spread, ns."""
+
+    duration: int
+    tails: np.ndarray
+    spread: int
+
+
+def key_of(graph: Graph, matches: Matches, match: int) -> Key:
+    """The key of ``match``. Bytes: for all_to_all the mean over members of what they contribute, else the largest
+    contribution (a receiver's is 0, and a non-root's may be)."""
+    members = matches.members[match]
+    places = [(matches.rank_of(member), matches.node_of(member)) for member in members]
+    contributed = [int(graph.values_of(rank).bytes[node]) for rank, node in places]
+    rank, node = places[0]
+    program = graph.program_of(rank)
+    op = Op(int(program.op[node]))
+    amount = round(sum(contributed) / len(contributed)) if op == Op.ALL_TO_ALL else max(contributed)
+    op = Op.SEND if op == Op.RECV else op
+    return Key(op, int(program.dtype[node]), int(program.reduce[node]), len(members), amount)
+
+
+def turned(graph: Graph, matches: Matches, match: int, tails: np.ndarray) -> np.ndarray:
+    """``tails``, measured with root 0, for the members of ``match`` in group-rank order."""
+    root = root_of(graph, matches, match)
+    return np.roll(tails, matches.members[match].tolist().index(root[0])) if root else tails
+
+
+class Finder:
+    """Probes by key; answers are kept."""
+
+    def __init__(self, probes: Probes | None) -> None:
+        self._probes = probes
+        self._rows: dict[tuple[int, int], list[int]] = {}
+        self._known: dict[Key, Found | None] = {}
+        for row in range(len(probes.op) if probes else 0):
+            assert probes is not None
+            op = Op.SEND if probes.op[row] == Op.RECV else int(probes.op[row])
+            self._rows.setdefault((op, int(probes.size[row])), []).append(row)
+
+    def find(self, key: Key) -> Found | None:
+        """The probe with this key, else the one of equal op and size and nearest bytes, its spread widened by what the
+        difference in bytes may cost; None if there is none."""
+        if key not in self._known:
+            self._known[key] = self._find(key)
+        return self._known[key]
+
+    def _find(self, key: Key) -> Found | None:
+        rows = self._rows.get((key.op, key.size))
+        if not rows or self._probes is None:
+            return None
+        probes = self._probes
+
+        def distance(row: int) -> tuple[float, bool, bool]:
+            far = abs(math.log((int(probes.bytes[row]) + 1) / (key.bytes + 1)))
+            return far, probes.dtype[row] != key.dtype, probes.reduce[row] != key.reduce
+
+        row = min(rows, key=distance)
+        duration, spread = int(probes.duration[row]), int(probes.spread[row])
+        less, more = sorted((int(probes.bytes[row]), key.bytes))
+        if less != more:  # at worst the time is proportional to the bytes
+            spread += round(duration * (1 - less / more))
+        return Found(duration, probes.tails[row], spread)

@@ -1,0 +1,213 @@
+"""The traced process group and the names of torch.distributed that it stands for (design §4).
+
+``distributed_c10d.ProcessGroup`` becomes TracedGroup: DDP's reducer, functional collectives, DTensor, FSDP2 and pipelining all
+come through it. Behind it is either the real group (every output bit-equal) or the server that plays the absent ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import ProcessGroup
+
+from prism_tools.capture import session as active
+from prism_tools.capture.calls import METHODS
+from prism_tools.capture.work import RealWork
+
+RealGloo = c10d.ProcessGroupGloo
+
+
+class AbsentBackend:
+    """What Python callers see of the backend of a group that a server plays: the facts about gloo that they branch on."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+
+    class Options:
+        """Fields that torch sets after construction."""
+
+        def __init__(self) -> None:
+            self.global_ranks_in_group: list[int] = []
+            self.group_name = ""
+
+    def __init__(self) -> None:
+        self.options = self.Options()
+
+    def name(self) -> str:
+        return "gloo"
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to agree on: the server numbers operations."""
+
+
+class _GlooMeta(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, (RealGloo, AbsentBackend))
+
+
+class GlooName(metaclass=_GlooMeta):
+    """Stands for ``ProcessGroupGloo``: the real one for groups wholly in this sandbox, else nothing that connects."""
+
+    Options = getattr(RealGloo, "Options", None)
+    _Options = getattr(RealGloo, "_Options", None)
+    create_device = staticmethod(RealGloo.create_device)
+    create_default_device = staticmethod(RealGloo.create_default_device)
+
+    def __new__(cls, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
+        if active.SESSION.is_remote(active.SESSION.pending_ranks):
+            return AbsentBackend()
+        return RealGloo(store, rank, size, *args, **kwargs)
+
+
+class TracedGroup(ProcessGroup):
+    """A process group whose every operation is a node. Only ProcessGroup(rank, size) can be subclassed: a plain inner
+    group owns the store, and both hold the same real backends."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        ProcessGroup.__init__(self, rank, size)
+        self._store = store
+        self._session = active.SESSION
+        self._ranks = self._session.pending_ranks or tuple(range(size))
+        self._remote = self._session.is_remote(self._ranks)
+        self._inner = None if self._remote else ProcessGroup(store, rank, size)
+        self._absent = AbsentBackend()
+        self._devices: list[torch.device] = []
+        self._label = ""
+        self._description = ""
+        self._bound: torch.device | None = None
+        self._slot = -1
+
+    def slot(self) -> int:
+        """This group's number in the rank's own list; registered with the server on first use."""
+        if self._slot < 0:
+            self._slot = self._session.register(self._label, self._description, "gloo", self._ranks)
+        return self._slot
+
+    def _register_backend(self, device: Any, kind: Any, backend: Any) -> None:
+        self._devices.append(torch.device(device))
+        if self._inner is not None:
+            ProcessGroup._register_backend(self, device, kind, backend)
+            self._inner._register_backend(device, kind, backend)
+
+    def _set_default_backend(self, kind: Any) -> None:
+        ProcessGroup._set_default_backend(self, kind)
+        if self._inner is not None:
+            self._inner._set_default_backend(kind)
+
+    def _set_group_name(self, name: str) -> None:
+        self._label = str(name)
+        ProcessGroup._set_group_name(self, name)
+        if self._inner is not None:
+            self._inner._set_group_name(name)
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = str(description)
+        ProcessGroup._set_group_desc(self, description)
+        self.slot()  # the last step of torch's helper: name and ranks are known
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    @property
+    def group_name(self) -> str:
+        return self._label
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    @property
+    def bound_device_id(self) -> torch.device | None:
+        return self._bound
+
+    @bound_device_id.setter
+    def bound_device_id(self, device: torch.device | None) -> None:
+        self._bound = device
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self._devices
+
+    def _get_backend(self, device: Any) -> Any:
+        return self._absent if self._inner is None else self._inner._get_backend(device)
+
+    def getBackendName(self) -> str:  # noqa: N802 - the C++ name: torch's DDP logger casts a "gloo" to its own class
+        return "prism" if self._inner is None else self._inner.name()
+
+    def name(self) -> str:
+        return "gloo"
+
+    _get_backend_name = name
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to agree on."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
+    def set_timeout(self, timeout: Any) -> None:
+        if self._inner is not None:
+            self._inner.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        if self._inner is not None:
+            self._inner.shutdown()
+
+    def abort(self) -> None:
+        if self._inner is not None:
+            self._inner.abort()
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        if self._inner is not None:
+            self._inner._start_coalescing(device)
+
+    def _end_coalescing(self, device: Any = None) -> Any:
+        return None if self._inner is None else self._inner._end_coalescing(device)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        self.barrier().wait()  # type: ignore[attr-defined]
+
+    def split_group(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("No backend for the parent process group or its backend does not support splitting")
+
+
+def _traced(name: str) -> Any:
+    normalise = METHODS[name]
+
+    def method(self: TracedGroup, *args: Any, **kwargs: Any) -> Any:
+        session = self._session
+        call = normalise(self, *args, **kwargs)
+        slot = self.slot()
+        node = session.issue(call, slot)
+        if self._remote:
+            return session.submit(call, slot, node)
+        return RealWork(session, call, node, getattr(self._inner, name)(*args, **kwargs))
+
+    method.__name__ = name
+    return method
+
+
+for _name in METHODS:
+    if hasattr(ProcessGroup, _name):
+        setattr(TracedGroup, _name, _traced(_name))
+
+
+def install() -> None:
+    """Replace the names. The helper is wrapped because constructors are not told which global ranks they are for."""
+    original = c10d._new_process_group_helper
+
+    def helper(size: int, rank: int, global_ranks: list[int], *args: Any, **kwargs: Any) -> Any:
+        active.SESSION.pending_ranks = tuple(global_ranks) or tuple(range(size))
+        return original(size, rank, global_ranks, *args, **kwargs)
+
+    c10d._new_process_group_helper = helper
+    c10d.ProcessGroup = TracedGroup  # type: ignore[misc]
+    c10d.ProcessGroupGloo = dist.ProcessGroupGloo = GlooName  # type: ignore[misc,assignment]

@@ -1,0 +1,183 @@
+"""Rank processes: forked from one process that has imported torch once, in their own process groups, gone with their parent."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+# What programs of any kind import sooner or later; importing them here once instead of in every rank.
+PRELOAD = (
+    "torch._dynamo",
+    "torch.distributed.device_mesh",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "torch.optim",
+)
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Spec:
+    """What a rank process runs. ``output``: descriptor that becomes its stdout, or -1 to keep ours; ``body``: run this
+    function instead of the program ``argv``."""
+
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+    world_size: int
+    rank: int
+    local_rank: int
+    node: int
+    nproc_per_node: int
+    entropy: int
+    sandbox: frozenset[int]
+    stop_after: int
+    announce: bool
+    output: int = -1
+    body: Callable[[], None] | None = None
+
+
+def threads_of_a_rank() -> None:
+    """One computing thread a process, as torchrun sets it; must run before torch is imported."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+
+def preload() -> None:
+    """Import torch and what programs need of it, and make the memory shareable with forked ranks."""
+    threads_of_a_rank()
+    import torch
+
+    torch.set_num_threads(1)
+    for name in PRELOAD:
+        importlib.import_module(name)
+    importlib.import_module("prism_tools.capture.groups")
+    gc.collect()
+    gc.freeze()
+
+
+def fork(spec: Spec, close: list[socket.socket]) -> tuple[int, socket.socket]:
+    """Start one rank: (pid, the server's end of its socket). ``close``: sockets of ours that the rank must not hold."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    try:
+        ours.close()
+        for sock in close:
+            sock.close()
+        _become_rank(spec, theirs, parent)
+    finally:
+        os._exit(70)  # not reached: a rank ends inside _become_rank
+
+
+def _become_rank(spec: Spec, sock: socket.socket, parent: int) -> None:
+    os.setpgid(0, 0)  # Ctrl-C reaches the tool, which ends its ranks
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit._clear()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    if spec.output >= 0:
+        os.dup2(spec.output, 1)
+    os.environ.update(spec.env)
+    os.environ.update(rank_environment(spec))
+
+    from prism_tools.capture.client import Client
+    from prism_tools.capture.session import start
+
+    client = Client(sock, spec.announce)
+    client.wait_for_go()
+    session = start(client, spec.rank, spec.sandbox, spec.stop_after, spec.entropy)
+    session.finish(run_program(spec))
+
+
+def rank_environment(spec: Spec) -> dict[str, str]:
+    """The variables that torchrun sets."""
+    nodes = (spec.world_size + spec.nproc_per_node - 1) // spec.nproc_per_node
+    values = {
+        "RANK": spec.rank,
+        "WORLD_SIZE": spec.world_size,
+        "LOCAL_RANK": spec.local_rank,
+        "LOCAL_WORLD_SIZE": min(spec.nproc_per_node, spec.world_size),
+        "GROUP_RANK": spec.node,
+        "NODE_RANK": spec.node,
+        "GROUP_WORLD_SIZE": nodes,
+        "ROLE_RANK": spec.rank,
+        "ROLE_WORLD_SIZE": spec.world_size,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 29500,
+        "TORCHELASTIC_RUN_ID": "prism",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def run_program(spec: Spec) -> int:
+    """Run the user's program as ``python argv…`` would, and its exit handlers; returns its exit status."""
+    status = 0
+    argv, cwd = spec.argv, spec.cwd
+    try:
+        os.chdir(cwd)
+        if spec.body is not None:
+            spec.body()
+        elif argv[0] == "-m":
+            sys.argv = list(argv[1:])
+            sys.path.insert(0, cwd)
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(argv)
+            sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
+            runpy.run_path(argv[0], run_name="__main__")
+    except SystemExit as error:
+        status = exit_status(error)
+    except BaseException as error:
+        traceback.print_exception(type(error), error, user_frames(error.__traceback__))
+        status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    return status
+
+
+def exit_status(error: SystemExit) -> int:
+    """As the interpreter does: a number, nothing, or a message on stderr and 1."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def user_frames(frames: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames that started the program."""
+    own = (os.path.dirname(__file__), "<frozen runpy>", runpy.__file__)
+    rest: Any = frames
+    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(own):
+        rest = rest.tb_next
+    return rest or frames

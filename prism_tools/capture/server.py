@@ -1,0 +1,289 @@
+"""The server side shared by the coordinator and the assistant: rank processes, their sockets, the store, and clean endings."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from prism_tools.capture import ranks, wire
+from prism_tools.capture.kv import KeyValue
+from prism_tools.errors import PrismError
+from prism_tools.graph.schema import Op, Reduce
+
+GRACE = 10.0  # seconds that ranks get to send their traces and leave when a run is given up
+
+
+@dataclass
+class Group:
+    """A process group that some rank has announced. ``index``: global rank → group rank."""
+
+    number: int
+    name: str
+    desc: str
+    backend: str
+    members: tuple[int, ...]
+    index: dict[int, int]
+
+    def label(self) -> str:
+        """As reports name it: description (or name) and members."""
+        shown = ",".join(map(str, self.members[:8])) + (",…" if len(self.members) > 8 else "")
+        title = self.desc if self.desc not in ("", "undefined") else self.name
+        return f"{'world' if self.desc == 'default_pg' else title} [{shown}]"
+
+
+@dataclass
+class Operation:
+    """One member's call as it arrived. ``reply``: the socket that waits for it, once one does."""
+
+    opid: int
+    node: int
+    group: Group
+    op: Op
+    reduce: Reduce
+    root: int
+    peer: int
+    tag: int
+    descs: list[tuple[str, int]]
+    has_input: bool
+    site: str
+    issued: int
+    sync: bool
+    factor: float
+    payload: memoryview
+
+    def text(self) -> str:
+        """As messages show it: operation, size, type and place."""
+        size = sum(count * wire.itemsize(name) for name, count in self.descs)
+        dtype = f" {self.descs[0][0]}" if self.descs else ""
+        return f"{self.op.name.lower()} {size:,} B{dtype} ({self.site})"
+
+
+@dataclass
+class Rank:
+    """A rank process as its server sees it."""
+
+    number: int
+    pid: int
+    main: wire.Peer
+    push: wire.Peer | None = None
+    others: list[wire.Peer] = field(default_factory=list)
+    sites: list[str] = field(default_factory=list)
+    slots: list[Group] = field(default_factory=list)
+    watched: set[int] = field(default_factory=set)
+    trace: dict[str, Any] | None = None
+    left: bool = False  # asked to leave; its program is over
+    gone: bool = False  # the process has been reaped
+    status: int = 0
+
+    def peers(self) -> list[wire.Peer]:
+        return [self.main, *([self.push] if self.push else []), *self.others]
+
+
+class Failure(PrismError):
+    """A rank ended badly: ``status`` is what its process returned, 128 + N for signal N."""
+
+
+class Server:
+    """Owns the ranks that it forks. Subclasses play the operations: ``on_op``, ``on_wait``, ``on_test``, ``on_watch``."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.ranks: dict[int, Rank] = {}
+        self.groups: dict[tuple[str, tuple[int, ...]], Group] = {}
+        self.store = KeyValue()
+
+    # --- what subclasses provide
+
+    def on_op(self, rank: Rank, peer: wire.Peer, operation: Operation) -> None:
+        """An operation has been issued."""
+        raise NotImplementedError
+
+    def on_wait(self, rank: Rank, peer: wire.Peer, opid: int) -> None:
+        """The rank blocks until ``opid`` completes (record only)."""
+        raise NotImplementedError
+
+    def on_test(self, rank: Rank, peer: wire.Peer, opid: int) -> None:
+        """The rank polls (record only)."""
+        raise NotImplementedError
+
+    def on_watch(self, rank: Rank, opid: int) -> None:
+        """Complete ``opid`` through the push socket."""
+        raise NotImplementedError
+
+    def on_store_wait(self, rank: Rank, peer: wire.Peer) -> None:
+        """The rank waits for store keys."""
+
+    def on_store_ready(self, rank: Rank, peer: wire.Peer, answer: Any) -> None:
+        """The keys exist now."""
+        peer.send(("ok", answer))
+
+    def on_leave(self, rank: Rank, peer: wire.Peer) -> None:
+        """The rank's trace is here and its program is over."""
+        peer.send(("ok", None))
+
+    # --- processes
+
+    def spawn(self, spec: ranks.Spec) -> Rank:
+        """Fork one rank; it waits for "go"."""
+        close = [peer.sock for rank in self.ranks.values() for peer in rank.peers()]
+        pid, sock = ranks.fork(spec, close)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        rank = self.ranks[spec.rank] = Rank(spec.rank, pid, wire.Peer(sock))
+        self.selector.register(sock, selectors.EVENT_READ, (rank, rank.main))
+        return rank
+
+    def running(self) -> bool:
+        return any(not rank.gone for rank in self.ranks.values())
+
+    def poll(self, timeout: float | None) -> bool:
+        """Handle what has arrived; False if nothing came in time."""
+        events = self.selector.select(timeout)
+        for key, _ in events:
+            rank, peer = key.data
+            try:
+                message, payload, fds = wire.receive(peer.sock)
+            except (EOFError, OSError):
+                self._closed(rank, peer)
+                continue
+            self.handle(rank, peer, message, payload, fds)
+        for rank in self.ranks.values() if timeout != 0 else ():
+            for peer in rank.peers():
+                if peer.queue:
+                    peer.flush()
+        return bool(events)
+
+    def _closed(self, rank: Rank, peer: wire.Peer) -> None:
+        self.selector.unregister(peer.sock)
+        peer.sock.close()
+        if peer is not rank.main or rank.gone:
+            return
+        _, status = os.waitpid(rank.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        kill_group(rank.pid)  # what the rank left behind
+        rank.gone = True
+        rank.status = code if code >= 0 else 128 - code
+        self.on_gone(rank, -code if code < 0 else 0)
+
+    def on_gone(self, rank: Rank, signal_number: int) -> None:
+        """A rank's process has ended; raises Failure if badly."""
+        if signal_number:
+            name = signal.Signals(signal_number).name
+            raise Failure(f"rank {rank.number} was killed by {name}", rank.status)
+        if rank.status or not rank.left:
+            place = f" after {rank.sites[-1]}" if rank.sites else ""
+            raise Failure(f"rank {rank.number} ended with exit status {rank.status}{place}", rank.status or 1)
+
+    def collect_traces(self) -> None:
+        """Give up: ask the ranks that wait for us for their traces, briefly."""
+        for rank in self.ranks.values():
+            if not rank.gone:
+                for peer in rank.peers():
+                    peer.send(("dump",))
+        deadline = time.monotonic() + GRACE
+        while any(r.trace is None and not r.gone for r in self.ranks.values()) and time.monotonic() < deadline:
+            try:
+                if not self.poll(0.2) and not self._any_awake():
+                    break
+            except PrismError:
+                pass  # one more rank has gone while we give up
+
+    def _any_awake(self) -> bool:
+        return any(process_state(r.pid) != "S" for r in self.ranks.values() if not r.gone and r.trace is None)
+
+    def close(self) -> None:
+        """End every rank process and close every socket; safe to call twice."""
+        for rank in self.ranks.values():
+            if not rank.gone:
+                kill_group(rank.pid)
+        for rank in self.ranks.values():
+            if not rank.gone:
+                os.waitpid(rank.pid, 0)
+                rank.gone = True
+            for peer in rank.peers():
+                peer.sock.close()
+        self.selector.close()
+
+    # --- messages
+
+    def handle(self, rank: Rank, peer: wire.Peer, message: tuple, payload: memoryview, fds: list[int]) -> None:
+        """Dispatch one message."""
+        kind = message[0]
+        if kind == "op":
+            self.on_op(rank, peer, self._operation(rank, message, payload))
+        elif kind == "wait":
+            self.on_wait(rank, peer, message[1])
+        elif kind == "test":
+            self.on_test(rank, peer, message[1])
+        elif kind == "watch":
+            rank.watched.add(message[1])
+            self.on_watch(rank, message[1])
+        elif kind == "store":
+            self._store(rank, peer, message[1], message[2])
+        elif kind == "site":
+            rank.sites.append(message[2])
+        elif kind == "group":
+            self._group(rank, *message[1:])
+        elif kind in ("channel", "push"):
+            self._channel(rank, kind, fds[0])
+        elif kind == "trace":
+            rank.trace = message[1]
+        elif kind == "leave":
+            rank.left = True
+            self.on_leave(rank, peer)
+
+    def _operation(self, rank: Rank, message: tuple, payload: memoryview) -> Operation:
+        _, opid, node, slot, op, reduce, root, peer, tag, descs, inputs, site, issued, sync, factor = message
+        group = rank.slots[slot]
+        place = rank.sites[site]
+        return Operation(
+            opid, node, group, Op(op), Reduce(reduce), root, peer, tag, descs, inputs > 0, place, issued, sync, factor, payload
+        )  # fmt: skip
+
+    def _group(self, rank: Rank, slot: int, name: str, desc: str, backend: str, members: tuple[int, ...]) -> None:
+        group = self.groups.get((name, members))
+        if group is None:
+            index = {member: k for k, member in enumerate(members)}
+            group = Group(len(self.groups), name, desc, backend, members, index)
+            self.groups[name, members] = group
+        rank.slots.append(group)
+
+    def _channel(self, rank: Rank, kind: str, fd: int) -> None:
+        peer = wire.Peer(socket.socket(fileno=fd))
+        if kind == "push":
+            rank.push = peer
+        else:
+            rank.others.append(peer)
+        self.selector.register(peer.sock, selectors.EVENT_READ, (rank, peer))
+
+    def _store(self, rank: Rank, peer: wire.Peer, function: str, arguments: tuple) -> None:
+        token = (rank.number, id(peer), peer)
+        known, answer = self.store.call(rank.number, function, arguments, token)
+        if known:
+            peer.send(("ok", answer))
+        else:
+            self.on_store_wait(rank, peer)
+        for (number, _, waiting), value in self.store.released():
+            self.on_store_ready(self.ranks[number], waiting, value)
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL a rank and whatever it has started."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # gone already, or not yet the leader of its own group
+
+
+def process_state(pid: int) -> str:
+    """One letter from /proc/PID/stat ("S": sleeping), "" if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""

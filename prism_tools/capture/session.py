@@ -1,0 +1,159 @@
+"""One rank's capture: ties the tracer, the client and torch's hooks together, from the fork to the last trace."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from typing import Any
+
+from prism_tools.capture import wire
+from prism_tools.capture.calls import Call
+from prism_tools.capture.client import Client
+from prism_tools.capture.trace import Tracer
+from prism_tools.capture.work import RemoteWork
+from prism_tools.graph.schema import Op
+
+SESSION: Any = None  # the process's own Session, set by start()
+
+EAGER_ON_RECORD = (Op.SEND,)  # buffered by the coordinator, as NCCL's host does not wait for a send
+
+
+class Session:
+    """State of one captured rank.
+
+    ``sandbox``: the ranks that run for real beside this one with real backends between them (none while recording).
+    ``stop_after``: iterations (groups of optimizer steps) after which the rank ends, or -1.
+    """
+
+    def __init__(self, client: Client, rank: int, sandbox: frozenset[int], stop_after: int) -> None:
+        self.client = client
+        self.rank = rank
+        self.sandbox = sandbox
+        self.stop_after = stop_after
+        self.tracer = Tracer()
+        self.pending_ranks: tuple[int, ...] = ()
+        self.slots: dict[tuple[str, tuple[int, ...]], int] = {}
+        self.iterations = 0
+        self._announced_sites = 0
+        self._after_mark = False
+        client.on_dump = lambda: self.finish(1)
+
+    def is_remote(self, ranks: tuple[int, ...]) -> bool:
+        """Whether a group of these global ranks is played by the server."""
+        return not self.sandbox.issuperset(ranks)
+
+    def register(self, name: str, description: str, backend: str, ranks: tuple[int, ...]) -> int:
+        """Slot of a group, told to the server once."""
+        slot = self.slots.setdefault((name, ranks), len(self.slots))
+        self.client.post(("group", slot, name, description, backend, ranks))
+        return slot
+
+    def issue(self, call: Call, slot: int) -> int:
+        """Trace an operation; the rank ends here when its last wanted iteration is over."""
+        if self._after_mark:
+            self._after_mark = False
+            self.iterations += 1
+            if self.iterations == self.stop_after:
+                self.finish(0)
+        return self.tracer.comm(call, slot)
+
+    def submit(self, call: Call, slot: int, node: int) -> RemoteWork:
+        """Hand an operation to the server; never blocks."""
+        sites = self.tracer.sites.texts
+        while self._announced_sites < len(sites):
+            self.client.post(("site", self._announced_sites, sites[self._announced_sites]))
+            self._announced_sites += 1
+        opid = self.client.new_id()
+        columns = self.tracer.nodes[node]
+        issued = self.tracer.times[node][0]
+        descs = wire.descs_of(call.ins or call.outs) if call.op is not Op.BARRIER else []
+        eager = call.op in EAGER_ON_RECORD and self.client.announce
+        head = ("op", opid, node, slot, int(call.op), int(call.reduce), call.root, call.peer, call.tag)
+        tail = (descs, len(call.ins), columns[-1], issued, call.sync and not eager, call.factor)
+        self.client.post(head + tail, wire.pack(call.ins))
+        return RemoteWork(self, call, node, opid, eager)
+
+    def step_done(self) -> None:
+        """An optimizer step ended (torch's global hook)."""
+        self.tracer.mark(Op.OPTIMIZER_STEP)
+        self._after_mark = True
+
+    def finish(self, status: int) -> None:
+        """Send the trace, wait until the server lets go, and end the process."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        trace = self.tracer.export(self.rank, [ranks for _, ranks in self.slots])
+        trace["slots"] = list(self.slots)
+        trace["rss"] = peak_rss()
+        trace["status"] = status
+        self.client.post(("trace", trace))
+        self.client.request(("leave", status))
+        os._exit(status)
+
+
+def peak_rss() -> int:
+    """Peak resident set of this process, bytes (VmHWM)."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return -1
+
+
+def start(client: Client, rank: int, sandbox: frozenset[int], stop_after: int, entropy: int) -> Session:
+    """Install capture in this process, before the user's program runs."""
+    global SESSION
+    import torch.distributed as dist
+    import torch.distributed.distributed_c10d as c10d
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from prism_tools.capture import groups
+    from prism_tools.capture.store import PrismStore
+
+    SESSION = session = Session(client, rank, sandbox, stop_after)
+    groups.install()
+    store = PrismStore(client)
+    rendezvous = sys.modules["torch.distributed.rendezvous"]
+
+    def handler(url: str, timeout: Any = None, **_: Any) -> Any:
+        yield store, rank, int(os.environ["WORLD_SIZE"])
+
+    for scheme in ("env", "tcp", "file"):
+        rendezvous._rendezvous_handlers[scheme] = handler  # type: ignore[attr-defined]
+
+    class StoreName:
+        """Stands for torch's stores; every one of them is the server's."""
+
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            return store
+
+    for module in (dist, c10d, rendezvous):
+        for name in ("TCPStore", "FileStore"):
+            if hasattr(module, name):
+                setattr(module, name, StoreName)
+    batch = c10d.batch_isend_irecv
+
+    def batch_isend_irecv(operations: list) -> list:
+        session.tracer.batch = session.tracer.batches
+        session.tracer.batches += 1
+        try:
+            return batch(operations)
+        finally:
+            session.tracer.batch = -1
+
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv
+    register_optimizer_step_post_hook(lambda *_: session.step_done())
+    seed(entropy)
+    os.register_at_fork(after_in_child=client.close)
+    session.tracer.host_end = time.monotonic_ns()
+    return session
+
+
+def seed(entropy: int) -> None:
+    """Seed the generators that a fresh process seeds from the system (torch's own default seed is a constant)."""
+    random.seed(entropy)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(entropy & 0xFFFFFFFF)

@@ -1,0 +1,162 @@
+"""Messages between a rank and its server: one datagram each on a Unix socket; large payloads travel as a memfd, written once.
+
+The same datagrams serve the coordinator (prism-record) and the assistant (prism-slice, prism-replay).
+
+rank → server                                            server → rank
+  ("group", slot, name, desc, backend, ranks)              ("go",)                       start running
+  ("site", index, text)                                    ("done", opid, descs, when, peer)  + tensors
+  ("op", opid, node, slot, op, reduce, root, peer, tag,    ("pending",)                  answer to "test"
+         descs, callsite, time_ns, sync)  + tensors        ("ok", value)                 answer to store requests and "leave"
+  ("wait", opid)  ("test", opid)  ("watch", opid)          ("error", text)
+  ("store", function, arguments)                           ("dump",)                     give up: send your trace and exit
+  ("channel",) + socket  ("push",) + socket                ("read",)                     a watched completion is on the main socket
+  ("trace", trace)  ("leave", status)
+"""
+
+from __future__ import annotations
+
+import array
+import mmap
+import os
+import pickle
+import socket
+import struct
+from collections import deque
+from typing import Any
+
+HEADER = struct.Struct("<IQB")
+INLINE = 48_000  # bytes of one datagram; a Unix socket's buffer holds four of them by default
+DATAGRAM = 64_000
+EMPTY = memoryview(b"")
+
+
+def descs_of(tensors: list[Any]) -> list[tuple[str, int]]:
+    """The (dtype name, elements) of each tensor, as messages carry them."""
+    return [(str(tensor.dtype)[6:], tensor.numel()) for tensor in tensors]
+
+
+def itemsize(dtype_name: str) -> int:
+    """Bytes of one element."""
+    import torch
+
+    return getattr(torch, dtype_name).itemsize
+
+
+class Parcel:
+    """Payload bytes, packed once and sent to any number of receivers: inline, or as one memfd that they all map."""
+
+    def __init__(self, buffers: list[Any]) -> None:
+        self.size = sum(len(buffer) for buffer in buffers)
+        self.inline = b"".join(buffers) if self.size <= INLINE else b""
+        self.fd = -1
+        if self.size > INLINE:
+            self.fd = memfd(buffers)
+
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0:
+            os.close(self.fd)
+
+
+NOTHING = Parcel([])
+
+
+def raw_bytes(tensor: Any) -> memoryview:
+    """The tensor's bytes, row-major, as an unsigned byte view (a copy only where it is not contiguous)."""
+    import torch
+
+    if tensor.numel() == 0:
+        return EMPTY
+    flat = tensor.detach().contiguous().view(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).view(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def pack(tensors: list[Any]) -> Parcel:
+    """A parcel with the tensors' bytes, one after the other."""
+    return Parcel([raw_bytes(tensor) for tensor in tensors]) if tensors else NOTHING
+
+
+def memfd(buffers: list[Any]) -> int:
+    """A memfd holding the buffers one after the other; the caller closes it."""
+    fd = os.memfd_create("prism", os.MFD_CLOEXEC)
+    try:
+        for buffer in buffers:
+            view = memoryview(buffer)
+            while len(view):
+                view = view[os.write(fd, view) :]
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def encode(message: tuple, parcel: Parcel) -> tuple[list[bytes], list[int], Parcel | None]:
+    """Parts of the datagram, the descriptors that go with it, and what must live until it is sent."""
+    blob = pickle.dumps(message, 5)
+    if len(blob) > INLINE // 2:  # a trace, or a large store value: the message itself goes by memfd
+        carrier = Parcel([blob.ljust(INLINE + 1, b"\0")])
+        return [HEADER.pack(len(blob), 0, 2)], [carrier.fd], carrier
+    if parcel.fd >= 0 or len(blob) + parcel.size > DATAGRAM - HEADER.size:
+        return [HEADER.pack(len(blob), parcel.size, 1), blob], [parcel.fd], parcel
+    return [HEADER.pack(len(blob), parcel.size, 0), blob, parcel.inline], [], None
+
+
+def send(sock: socket.socket, message: tuple, parcel: Parcel = NOTHING, fds: tuple[int, ...] = (), flags: int = 0) -> None:
+    """Send one datagram. BlockingIOError with MSG_DONTWAIT on a full socket, OSError when the peer is gone."""
+    parts, own_fds, _keep = encode(message, parcel)
+    descriptors = [*own_fds, *fds]
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    sock.sendmsg(parts, ancillary, flags)
+
+
+def receive(sock: socket.socket) -> tuple[tuple, memoryview, list[int]]:
+    """Receive one datagram: (message, payload, passed descriptors). EOFError when the peer has closed."""
+    data, ancillary, _flags, _address = sock.recvmsg(DATAGRAM, 64)
+    if not data:
+        raise EOFError
+    fds: list[int] = []
+    for _level, _kind, raw in ancillary:
+        fds.extend(array.array("i", raw[: len(raw) - len(raw) % 4]))
+    length, size, how = HEADER.unpack_from(data)
+    if how == 0:
+        end = HEADER.size + length
+        # torch wants a writable buffer
+        return pickle.loads(memoryview(data)[HEADER.size : end]), memoryview(bytearray(data[end:])), fds
+    mapped = map_fd(fds.pop(0))
+    if how == 2:
+        return pickle.loads(mapped[:length]), EMPTY, fds
+    return pickle.loads(memoryview(data)[HEADER.size : HEADER.size + length]), mapped[:size], fds
+
+
+def map_fd(fd: int) -> memoryview:
+    """Map a received memfd (private: nobody else sees writes) and close the descriptor."""
+    try:
+        return memoryview(mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
+    finally:
+        os.close(fd)
+
+
+class Peer:
+    """A server's end of one socket: sends never block the server; what does not fit waits for ``flush``."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.queue: deque[tuple[tuple, Parcel]] = deque()
+
+    def send(self, message: tuple, parcel: Parcel = NOTHING) -> None:
+        """Send now, or queue in order. A peer that is gone is noticed by its closed socket, not here."""
+        self.queue.append((message, parcel))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is queued as far as the socket takes it."""
+        while self.queue:
+            try:
+                send(self.sock, *self.queue[0], flags=socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.queue.clear()
+                return
+            self.queue.popleft()

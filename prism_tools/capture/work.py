@@ -1,0 +1,226 @@
+"""Works and Futures: where a rank blocks, for operations played by a server and for those of a real backend."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from prism_tools.capture.calls import Call
+from prism_tools.capture.trace import called_by_torch
+
+if TYPE_CHECKING:
+    from prism_tools.capture.session import Session
+
+SPIN_NS = 60_000  # the kernel wakes a sleeper late by about this much: the rest is spun
+
+
+def sleep_until(when: int) -> None:
+    """Return at ``when`` (CLOCK_MONOTONIC ns), within a few microseconds where the CPU is free."""
+    while (left := when - time.monotonic_ns()) > 0:
+        if left > SPIN_NS:
+            time.sleep((left - SPIN_NS) / 1e9)
+
+
+class TracedFuture(torch.futures.Future):
+    """A Future whose Python wait, value and then go through the work first, so that the tracer and the server see them."""
+
+    def __new__(cls, work: TracedWork) -> TracedFuture:
+        return super().__new__(cls)
+
+    def __init__(self, work: TracedWork) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self) -> Any:
+        self._work.wait()
+        return super().wait()
+
+    def value(self) -> Any:
+        self._work.wait()
+        return super().value()
+
+    def then(self, callback: Callable) -> Any:
+        # NCCL's futures are complete at enqueue, so its callbacks run in program order on this thread: do the same.
+        self._work.wait()
+        return super().then(callback)
+
+
+class TracedWork(Work):
+    """What every traced operation returns. Subclasses say how to wait and how to poll."""
+
+    def __init__(self, session: Session, call: Call, node: int) -> None:
+        super().__init__()
+        self._session = session
+        self._call = call
+        self._node = node
+        self._waited = False
+        self._future: TracedFuture | None = None
+
+    def _block(self) -> None:
+        """Return when the results are there."""
+        raise NotImplementedError
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the results are there. Idempotent: only the first wait is an event."""
+        if not self._waited:
+            self._waited = True
+            entered = time.monotonic_ns()
+            self._block()
+            self._session.tracer.waited(self._node, entered, called_by_torch(1))
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._call.outs or self._call.ins
+
+    def exception(self) -> None:
+        return None
+
+    def _seen_complete(self) -> bool:
+        """A poll succeeded: from here on the program knows, which is the same as having waited."""
+        if not self._waited:
+            self._waited = True
+            self._session.tracer.waited(self._node, time.monotonic_ns(), False)
+        return True
+
+    def _queue_wait(self) -> None:
+        """DDP's reducer waits in C++; its finalize callback runs after this one, in the order of its buckets."""
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(self.wait)
+        except RuntimeError:
+            pass  # not inside a backward pass
+
+
+class RemoteWork(TracedWork):
+    """An operation that the server plays (record: executed by the coordinator; emulated: delivered at a planned time)."""
+
+    def __init__(self, session: Session, call: Call, node: int, opid: int, eager: bool) -> None:
+        super().__init__(session, call, node)
+        self.opid = opid
+        self._complete = eager  # sends are buffered where the server says so: nothing will come back
+        self._event: threading.Event | None = None
+        self._source = call.peer
+
+    def _block(self) -> None:
+        if self._complete:
+            return
+        if self._event is not None:
+            if self._session.client.announce:
+                self._session.client.post(("wait", self.opid))
+            self._event.wait()
+        else:
+            entered = time.monotonic_ns()
+            self.complete(*self._session.client.wait(self.opid, self._call.sync), entered)
+
+    def complete(self, answer: tuple, payload: memoryview, entered: int = 0) -> None:
+        """Results have come: copy them out, at the planned time if there is one (any thread).
+
+        ``entered``: when this rank began to wait; what came in time but was not asked for until then is not late.
+        """
+        _, _, descs, when, peer = answer
+        copy_out(self._call.outs, descs, payload)
+        if when:
+            by = time.monotonic_ns() - max(when, entered)
+            if by > 0 and entered <= when:
+                self._session.tracer.late.append((self._node, by))
+            sleep_until(when)
+        if peer >= 0 and self._call.peer < 0:
+            self._source = peer
+            self._session.tracer.source(self._node, peer)
+        self._session.tracer.completed(self._node, when if 0 < when < entered else time.monotonic_ns())
+        self._complete = True
+        if self._event is not None:
+            self._event.set()
+        if self._future is not None:
+            torch.futures.Future.set_result(self._future, self.result())
+
+    def is_completed(self) -> bool:
+        if not self._complete and self._event is None:
+            found = self._session.client.test(self.opid)
+            if found is not None:
+                self.complete(*found)
+        return self._complete and self._seen_complete()
+
+    def is_success(self) -> bool:
+        return self._complete
+
+    def source_rank(self) -> int:
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> TracedFuture:
+        if self._future is None:
+            self._future = TracedFuture(self)
+            if self._complete:
+                torch.futures.Future.set_result(self._future, self.result())
+            else:
+                self._queue_wait()
+                self._event = threading.Event()
+                self._session.client.watch(self)
+        return self._future
+
+
+class RealWork(TracedWork):
+    """An operation of the real backend."""
+
+    def __init__(self, session: Session, call: Call, node: int, work: Work) -> None:
+        super().__init__(session, call, node)
+        self._work = work
+        if not call.sync:
+            self._stamp_completion()
+
+    def _stamp_completion(self) -> None:
+        tracer, node = self._session.tracer, self._node
+        try:
+            self._work.get_future().add_done_callback(lambda _: tracer.completed(node, time.monotonic_ns()))
+        except RuntimeError:
+            pass  # gloo has no future for some operations: the end is where the wait returns
+
+    def _block(self) -> None:
+        self._work.wait()
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed() and self._seen_complete()
+
+    def is_success(self) -> bool:
+        return self._work.is_success()
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._work.result()
+
+    def source_rank(self) -> int:
+        return self._work.source_rank()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future:
+        self._queue_wait()
+        return self._work.get_future()
+
+
+@torch.no_grad()
+def copy_out(outs: list[torch.Tensor], descs: list[tuple[str, int]], payload: memoryview) -> None:
+    """Copy received bytes into the destination tensors. RuntimeError where sizes differ."""
+    offset = 0
+    for out, (dtype_name, count) in zip(outs, descs, strict=True):
+        dtype = getattr(torch, dtype_name)
+        if out.numel() != count:
+            raise RuntimeError(f"prism: {count} elements came for a tensor of {out.numel()}")
+        if count:
+            source = torch.frombuffer(payload, dtype=dtype, count=count, offset=offset)
+            out.detach().copy_(source.view(out.shape))
+        offset += count * dtype.itemsize

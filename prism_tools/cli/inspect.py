@@ -1,0 +1,135 @@
+"""prism-inspect: text, tables, checks and pictures of a graph of any stage."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from prism_tools.cli import common
+from prism_tools.graph.schema import Kind, Op
+
+DESCRIPTION = """Show what a graph holds: a summary, tables, a check of its invariants, a picture.
+
+Never runs the recorded program, and never unpickles."""
+
+EXAMPLES = """prism-inspect summary replayed.h5
+prism-inspect nodes --rank 0-1 --op all_reduce --iteration 2 calibrated.h5
+prism-inspect ranks --format tsv bare.h5 | cut -f 1,3
+prism-inspect check bare.h5
+prism-inspect timeline calibrated.h5 -o timeline.png"""
+
+EXIT_STATUS = """0 success, and for check a valid graph; 1 failure, or for check an invalid graph; 2 wrong usage;
+130 interrupted; 141 the reader of standard output went away."""
+
+OPS = [op.name.lower() for op in Op if op]
+
+
+def get_parser() -> common.Parser:
+    """The command line of prism-inspect."""
+    usage = "summary|ranks|groups|nodes|check|timeline [options] [FILE]"
+    parser = common.new_parser("prism-inspect", usage, DESCRIPTION, EXAMPLES, common.SPOOL, EXIT_STATUS)
+    subparsers = parser.add_subparsers(title="subcommands", prog="prism-inspect", metavar="SUBCOMMAND", required=True)
+    _add(subparsers, "summary", "the answer first: iteration time, memory, who waits for whom", _summary)
+    _add(subparsers, "ranks", "one row a rank: place and classes", _ranks, table=True)
+    _add(subparsers, "groups", "one row a process group: backend and members", _groups, table=True)
+    nodes = _add(subparsers, "nodes", "one row a node: operation, group, bytes and times", _nodes, table=True)
+    nodes.add_argument("--rank", metavar="RANKS", type=common.parse_ranks, help="of these ranks, such as 0-3,8")
+    nodes.add_argument("--op", metavar="NAME", choices=OPS, help="of this operation, such as all_reduce")
+    nodes.add_argument("--group", metavar="NAME", help="of this group")
+    nodes.add_argument("--iteration", metavar="K", type=common.natural, help="of this iteration")
+    nodes.add_argument("--kind", choices=[kind.name.lower() for kind in Kind], help="of this kind")
+    _add(subparsers, "check", "verify the invariants of the format; exit status 1 if one is broken", _check)
+    timeline = _add(subparsers, "timeline", "draw the timeline: one row a rank, the critical path outlined", _timeline)
+    common.add_file(
+        timeline, "-o", "--output", metavar="FILE", required=True, type=_picture, help="picture: .png, .svg or .pdf"
+    )
+    timeline.add_argument("--iteration", metavar="K", type=common.natural, help="only this iteration")
+    return parser
+
+
+def _add(
+    subparsers: argparse._SubParsersAction,
+    name: str,
+    about: str,
+    body: Callable[[argparse.Namespace], int | None],
+    table: bool = False,
+) -> common.Parser:
+    parser = subparsers.add_parser(
+        name, usage="%(prog)s [options] [FILE]", help=about, description=about[0].upper() + about[1:]
+    )
+    common.add_shared(parser)
+    parser.set_defaults(body=body)
+    common.add_input(parser)
+    parser.add_argument("--partial", action="store_true", help="read a file whose writer did not finish")
+    if table:
+        parser.add_argument("--format", choices=("text", "tsv", "json"), default="text", help="(default: text)")
+    return parser
+
+
+def _picture(text: str) -> str:
+    if not text.endswith((".png", ".svg", ".pdf")):
+        raise argparse.ArgumentTypeError(f"{text}: end the name in .png, .svg or .pdf")
+    return text
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], form: str) -> None:
+    """Print ``rows`` (dicts with the same keys) as aligned "text", "tsv" or "json"."""
+    if form == "json":
+        print(json.dumps(list(rows), indent=1))
+        return
+    if not rows:
+        return
+    lines = [list(rows[0])] + [[str(cell) for cell in row.values()] for row in rows]
+    if form == "tsv":
+        print("\n".join("\t".join(line) for line in lines))
+        return
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _summary(options: argparse.Namespace) -> None:
+    from prism_tools.analyze.summary import summary
+
+    print(summary(common.read_graph(options)))
+
+
+def _ranks(options: argparse.Namespace) -> None:
+    from prism_tools.analyze.tables import ranks
+
+    print_rows(ranks(common.read_graph(options)), options.format)
+
+
+def _groups(options: argparse.Namespace) -> None:
+    from prism_tools.analyze.tables import groups
+
+    print_rows(groups(common.read_graph(options)), options.format)
+
+
+def _nodes(options: argparse.Namespace) -> None:
+    from prism_tools.analyze.tables import nodes
+
+    keep = {name: getattr(options, name) for name in ("op", "group", "iteration", "kind")}
+    print_rows(nodes(common.read_graph(options), ranks=options.rank, **keep), options.format)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from prism_tools.graph.check import check
+
+    problems = check(common.read_graph(options))
+    print("\n".join(problems) or "valid")
+    return int(bool(problems))
+
+
+def _timeline(options: argparse.Namespace) -> None:
+    from prism_tools.analyze.timeline import draw
+
+    draw(common.read_graph(options), options.output, iteration=options.iteration)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool; returns its exit status."""
+    return common.run(get_parser(), lambda options: options.body(options), sys.argv[1:] if argv is None else argv)

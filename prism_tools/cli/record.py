@@ -1,0 +1,77 @@
+"""prism-record: runs all W logical ranks of a program on a few devices and writes the bare graph."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from prism_tools.cli import common
+from prism_tools.errors import PrismError
+
+DESCRIPTION = """Record a torch.distributed program of W ranks, running a few at a time.
+
+The program is not changed. All its ranks run on this machine; a rank gives up its slot where it
+waits for another. The bare graph says what each rank did, in what order and with which payloads;
+it holds no times to rely on. If no rank can go on any more, a table says who waits where, for whom."""
+
+EXAMPLES = """prism-record -n 8 -j 2 -o bare.h5 -- train.py --tp 2 --pp 2
+prism-record -n 64 --iterations 3 --tensors none -o bare.h5 -- -m package.train config.toml"""
+
+EXIT_STATUS = """That of the first rank that failed (128+N if signal N ended it), 0 if none did.
+1 deadlock, mismatch or another failure of the recording; 2 wrong usage; 130 interrupted."""
+
+ENVIRONMENT = {
+    "PRISM_WORLD_SIZE": "world size, without -n",
+    "PRISM_JOBS, SLURM_CPUS_ON_NODE": "ranks running at a time, without -j",
+}
+
+
+def get_parser() -> common.Parser:
+    """The command line of prism-record."""
+    usage = "[options] -n W -o FILE -- [-m] program [argument ...]"
+    parser = common.new_parser("prism-record", usage, DESCRIPTION, EXAMPLES, ENVIRONMENT, EXIT_STATUS)
+    add = parser.add_argument
+    add("-n", "--world-size", metavar="W", type=common.positive, help="ranks of the program")
+    add("-j", "--jobs", metavar="N", type=common.positive, help="ranks running at a time (default: all cores)")
+    common.add_file(parser, "-o", "--output", metavar="FILE", required=True, help="write the graph to FILE")
+    add(
+        "--nproc-per-node",
+        metavar="L",
+        type=common.positive,
+        help="ranks on each node, as the program sees it (default: 8, or W if smaller)",
+    )
+    add("--warmup", metavar="K", type=common.natural, default=1, help="iterations that warm up (default: 1)")
+    add("--iterations", metavar="M", type=common.positive, help="stop after K+M iterations (default: run to the end)")
+    add("--tensors", choices=("all", "none"), default="all", help="payloads to keep (default: all)")
+    add(
+        "--tensor-budget",
+        metavar="BYTES",
+        type=common.parse_bytes,
+        default=2 << 30,
+        help="keep no more than this (K, M, G, T: powers of 1024; default: 2G)",
+    )
+    common.add_command(parser, recorded=False)
+    return parser
+
+
+def _record(options: argparse.Namespace) -> int:
+    options.world_size = common.setting(options.world_size, "PRISM_WORLD_SIZE")
+    if options.world_size is None:
+        raise PrismError("how many ranks? add -n W, or set PRISM_WORLD_SIZE", status=2)
+    if options.command is None:
+        raise PrismError("what shall run? add -- program [argument ...]", status=2)
+    if options.output == "-":
+        raise PrismError("-o -: standard output belongs to the program; name a file", status=2)
+    options.jobs = common.setting(options.jobs, "PRISM_JOBS", "SLURM_CPUS_ON_NODE", default=os.cpu_count() or 1)
+    options.nproc_per_node = options.nproc_per_node or min(8, options.world_size)
+
+    from prism_tools.record.run import record
+
+    return record(options)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool; returns its exit status."""
+    return common.run(get_parser(), _record, sys.argv[1:] if argv is None else argv)

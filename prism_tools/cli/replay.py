@@ -1,0 +1,48 @@
+"""prism-replay: runs a few sandbox ranks for real, in real time, against virtual peers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from prism_tools.cli import common
+from prism_tools.launch.program import fix_hash_seed
+
+DESCRIPTION = """Run a few ranks of a calibrated graph for real, against virtual peers, in real time.
+
+The sandbox ranks run the recorded program; all others are played from the graph, so that each wait
+takes as long as in the whole job. Writes the replayed graph: measured times, late deliveries and
+peak memory of the sandbox ranks."""
+
+EXAMPLES = """prism-replay -r 0-1 calibrated.h5 -o replayed.h5
+prism-slice bare.h5 -s 2 | prism-calibrate | prism-replay -r 0-1 | prism-inspect summary
+prism-replay -r 0,7 calibrated.h5 -o replayed.h5 -- train.py --tp 2 --pp 2"""
+
+
+def get_parser() -> common.Parser:
+    """The command line of prism-replay."""
+    usage = "[options] -r RANKS [FILE] [-- [-m] program [argument ...]]"
+    parser = common.new_parser("prism-replay", usage, DESCRIPTION, EXAMPLES, common.SPOOL)
+    common.add_input(parser)
+    parser.add_argument(
+        "-r", "--ranks", metavar="RANKS", type=common.parse_ranks, required=True, help="sandbox ranks, such as 0-3,8"
+    )
+    common.add_output(parser)
+    common.add_command(parser)
+    return parser
+
+
+def _replay(options: argparse.Namespace) -> None:
+    common.check_output(options)
+    from prism_tools.emulate.replay import replay
+
+    fix_hash_seed()
+    graph = common.read_graph(options)
+    common.choose_command(graph, options)
+    common.write_graph(replay(graph, options), options)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool; returns its exit status."""
+    return common.run(get_parser(), _replay, sys.argv[1:] if argv is None else argv)

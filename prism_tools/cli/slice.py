@@ -1,0 +1,121 @@
+"""prism-slice: runs slices of real ranks against virtual peers and measures them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from prism_tools.cli import common
+from prism_tools.launch.program import fix_hash_seed
+
+DESCRIPTION = """Measure a recorded program slice by slice: a few real ranks at a time, virtual peers around.
+
+Without a subcommand, "run" is meant: prism-slice bare.h5 -s 2."""
+
+EXAMPLES = """prism-slice bare.h5 -s 2 -o sliced.h5
+prism-slice plan bare.h5 -s 2
+prism-slice run bare.h5 -s 2 --ranks 0-3 --repeat 3 -o part.h5
+prism-slice invariance bare.h5 -s 2 --delay 20"""
+
+SUBCOMMANDS = ("run", "plan", "probe", "invariance")
+
+
+def get_parser() -> common.Parser:
+    """The command line of prism-slice."""
+    usage = "[run|plan|probe|invariance] [options] [FILE] [-- [-m] program [argument ...]]"
+    parser = common.new_parser("prism-slice", usage, DESCRIPTION, EXAMPLES, common.SPOOL)
+    subparsers = parser.add_subparsers(title="subcommands", prog="prism-slice", metavar="SUBCOMMAND", required=True)
+    program = "[-- [-m] program [argument ...]]"
+
+    run = _add(subparsers, "run", f"[options] -s S [FILE] {program}", "run and measure the slices", _run)
+    common.add_output(run)
+    run.add_argument("--ranks", metavar="RANKS", type=common.parse_ranks, help="only the slices that hold these ranks")
+    run.add_argument("--repeat", metavar="R", type=common.positive, default=1, help="runs of each slice (default: 1)")
+    run.add_argument("--no-probe", action="store_true", help="do not measure the crossing operations alone")
+    common.add_command(run)
+
+    _add(subparsers, "plan", "[options] -s S [FILE]", "print the slices as TSV; run nothing", _plan)
+
+    probe = _add(
+        subparsers,
+        "probe",
+        "[options] [FILE]",
+        "measure the operations that cross a slice's edge, alone",
+        _probe,
+        False,
+    )
+    common.add_output(probe)
+    probe.add_argument(
+        "--repeats", metavar="R", type=common.positive, default=20, help="runs of each operation (default: 20)"
+    )
+
+    about = "test the graph: repeat slices with random virtual delays, print compute spans that moved"
+    invariance = _add(subparsers, "invariance", f"[options] -s S [FILE] {program}", about, _invariance)
+    invariance.add_argument(
+        "--delay",
+        metavar="MS",
+        type=float,
+        default=30.0,
+        help="largest random delay of a virtual peer, ms (default: 30)",
+    )
+    invariance.add_argument("--seed", metavar="N", type=common.natural, default=0, help="of the delays (default: 0)")
+    common.add_command(invariance)
+    return parser
+
+
+def _add(
+    subparsers: argparse._SubParsersAction,
+    name: str,
+    usage: str,
+    about: str,
+    body: Callable[[argparse.Namespace], int | None],
+    size_required: bool = True,
+) -> common.Parser:
+    parser = subparsers.add_parser(
+        name, usage=f"%(prog)s {usage}", help=about, description=about[0].upper() + about[1:]
+    )
+    common.add_shared(parser)
+    parser.set_defaults(body=body)
+    common.add_input(parser)
+    size_help = "ranks that run for real at a time" + ("" if size_required else " (default: every operation crosses)")
+    parser.add_argument("-s", "--size", metavar="S", type=common.positive, required=size_required, help=size_help)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    common.check_output(options)
+    from prism_tools.slicing.run import run
+
+    fix_hash_seed()
+    graph = common.read_graph(options)
+    common.choose_command(graph, options)
+    common.write_graph(run(graph, options), options)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from prism_tools.slicing.plan import plan
+
+    plan(common.read_graph(options), options)
+
+
+def _probe(options: argparse.Namespace) -> None:
+    common.check_output(options)
+    from prism_tools.slicing.probe import probe
+
+    common.write_graph(probe(common.read_graph(options), options), options)
+
+
+def _invariance(options: argparse.Namespace) -> int | None:
+    from prism_tools.slicing.invariance import invariance
+
+    fix_hash_seed()
+    graph = common.read_graph(options)
+    common.choose_command(graph, options)
+    return invariance(graph, options)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool; returns its exit status."""
+    arguments = common.default_subcommand(sys.argv[1:] if argv is None else argv, SUBCOMMANDS, "run")
+    return common.run(get_parser(), lambda options: options.body(options), arguments)

@@ -1,0 +1,1 @@
+"""Hybrid emulation: sandbox ranks run the program for real, one assistant plays every other rank (P§6)."""

@@ -1,0 +1,98 @@
+"""The assistant: one process that answers the sandbox ranks for every absent rank, over sockets, in real time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prism_tools.capture import ranks, wire
+from prism_tools.capture.server import Operation, Rank, Server
+from prism_tools.emulate.divergence import check_operation, check_trace
+from prism_tools.emulate.planner import AtOnce, Timed
+from prism_tools.emulate.values import Values
+from prism_tools.errors import PrismError
+from prism_tools.graph.match import Matches
+from prism_tools.graph.model import Graph
+from prism_tools.tensors.payload import PayloadReader
+
+IGNORED = ("delete_key",)  # a key that an absent rank removes later may still be wanted by a sandbox rank now
+
+
+class Assistant(Server):
+    """Plays all ranks but ``sandbox``. ``planner`` says when crossing operations end, the payloads with which values."""
+
+    def __init__(
+        self, graph: Graph, matches: Matches, sandbox: list[int], planner: AtOnce | Timed, payloads: PayloadReader | None
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        self.sandbox = sandbox
+        self.matches = matches
+        self.planner = planner
+        self.values = Values(graph, matches, payloads)
+        self.started = 0
+        self._open: dict[int, dict[int, tuple[Operation, wire.Peer]]] = {}  # match → rank → its call
+        self._sent: set[tuple[int, int]] = set()  # (rank, opid) completed on the main socket
+        self._leaving: list[wire.Peer] = []
+        for number, function, key, value in zip(
+            graph.store.rank, graph.store.op, graph.store.key, graph.store.value, strict=True
+        ):
+            if int(number) not in sandbox and function not in IGNORED:
+                self.store.apply(function, key, value)
+
+    def run(self, specs: list[ranks.Spec], tick: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
+        """Run the sandbox ranks to their end: their traces. PrismError: divergence, or a failed rank."""
+        for spec in specs:
+            self.spawn(spec)
+        self.started = time.monotonic_ns()
+        self._decide(self.planner.start(self.started))
+        for rank in self.ranks.values():
+            rank.main.send(("go",))
+        while self.running():
+            self.poll(0.5)
+            tick()
+        return {number: rank.trace for number, rank in self.ranks.items() if rank.trace is not None}
+
+    def on_op(self, rank: Rank, peer: wire.Peer, operation: Operation) -> None:
+        check_operation(self.graph, rank.number, operation)
+        flat = int(self.matches.base[rank.number]) + operation.node
+        match = int(self.matches.of_node[flat])
+        self._open.setdefault(match, {})[rank.number] = (operation, peer)
+        self._decide(self.planner.arrived(rank.number, operation.node, operation.issued))
+
+    def on_watch(self, rank: Rank, opid: int) -> None:
+        """The completion may be on the main socket already, where nobody reads while C++ waits."""
+        if (rank.number, opid) in self._sent and rank.push is not None:
+            rank.push.send(("read",))
+
+    def on_leave(self, rank: Rank, peer: wire.Peer) -> None:
+        """A rank stays until all have left: others' real groups may still talk to it."""
+        if rank.trace is not None and not rank.trace["status"]:
+            check_trace(self.graph, rank.number, rank.trace)
+        self._leaving.append(peer)
+        if all(other.left or other.gone for other in self.ranks.values()) or (rank.trace or {}).get("status"):
+            for waiting in self._leaving:
+                waiting.send(("ok", None))
+
+    def on_store_wait(self, rank: Rank, peer: wire.Peer) -> None:
+        waiting = {token[0] for token in self.store.waiting}
+        if all(other.number in waiting or other.left for other in self.ranks.values()):
+            key = next(keys[0] for token, (keys, _) in self.store.waiting.items() if token[0] == rank.number)
+            raise PrismError(f"rank {rank.number} diverged: it waits for store key {key!r}, which nobody set in the recording")
+
+    def _decide(self, decisions: list[tuple[int, int, int]]) -> None:
+        for number, node, when in decisions:
+            match = int(self.matches.of_node[int(self.matches.base[number]) + node])
+            calls = self._open.get(match, {})
+            operation, peer = calls[number]
+            live = {other: call for other, (call, _) in calls.items()}
+            outs = self.values.results(number, operation, live)
+            source = self.values.source(number, operation)
+            rank = self.ranks[number]
+            target = peer
+            if operation.opid in rank.watched and rank.push is not None:
+                target = rank.push
+            else:
+                self._sent.add((number, operation.opid))
+            target.send(("done", operation.opid, wire.descs_of(outs), when, source), wire.pack(outs))

@@ -1,0 +1,78 @@
+"""prism-replay: the sandbox ranks for real, everybody else from the calibrated graph, in real time (P§6)."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from prism_tools.capture import ranks
+from prism_tools.emulate.condense import condense
+from prism_tools.emulate.planner import Timed
+from prism_tools.emulate.sandbox import check_hash_seed, memory, open_payloads, run_sandbox, timing
+from prism_tools.errors import PrismError
+from prism_tools.graph import provenance
+from prism_tools.graph.iterations import iteration_times
+from prism_tools.graph.match import Matches, find_matches
+from prism_tools.graph.model import Graph, Replay
+from prism_tools.graph.order import dependency_order
+
+TOLERANCE_NS = 50_000  # deliveries later than this are counted
+INVALID_SHARE = 0.01  # an iteration whose deliveries are later than this share of it, in sum, proves nothing
+
+
+def replay(graph: Graph, options: argparse.Namespace) -> Graph:
+    """Replay ``options.ranks``; returns ``graph`` with what was measured. PrismError: not calibrated, unknown rank,
+    divergence, a failed rank."""
+    for rank in options.ranks:
+        graph.check_rank(rank)
+    if graph.durations is None:
+        raise PrismError("not calibrated yet; run prism-calibrate first")
+    check_hash_seed(graph)
+    sandbox = sorted(options.ranks)
+    matches = find_matches(graph)
+    planner = Timed(condense(graph, matches, dependency_order(graph, matches), graph.durations, set(sandbox)))
+    ranks.preload()
+    output = 2 if options.output == "-" else -1  # stdout is for the graph
+    traces, assistant = run_sandbox(graph, matches, sandbox, planner, open_payloads(graph), output)
+    graph.replay = measured(graph, matches, sandbox, traces)
+    graph.memory = memory("replay", traces) if graph.memory is None else graph.memory
+    graph.environment = {**graph.environment, "replay": provenance.environment()}
+    graph.stage = "replayed"
+    if assistant.values.unknown:
+        options.progress.warn(f"{assistant.values.unknown} contributions were not recorded: losses are not comparable")
+    return graph
+
+
+def measured(graph: Graph, matches: Matches, sandbox: list[int], traces: dict[int, dict[str, Any]]) -> Replay:
+    """What the replay's traces say."""
+    rows = timing([(rank, 0, 0, traces[rank]) for rank in sandbox])
+    count = graph.iterations()
+    rows.iteration_ns = [
+        iteration_times(graph.program_of(rank), rows.start[k], rows.end[k], range(count))
+        for k, rank in enumerate(sandbox)
+    ]
+    late, late_ns = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for rank in sandbox:
+        for node, by in traces[rank]["late"]:
+            segment = int(graph.program_of(rank).segment[node])
+            if segment >= 0 and by > TOLERANCE_NS:
+                late[segment] += 1
+                late_ns[segment] += by
+    longest = np.max(rows.iteration_ns, axis=0)
+    touched = {int(group) for rank in sandbox for group in graph.ranks.slots[rank]}
+    virtual = {int(member) for group in touched for member in graph.groups.members[group]} - set(sandbox)
+    used = {matches.rank_of(m) for m in crossing_members(matches, sandbox)} - set(sandbox)
+    return Replay(rows, late, late_ns, late_ns <= INVALID_SHARE * longest, len(touched), len(used & virtual))
+
+
+def crossing_members(matches: Matches, sandbox: list[int]) -> list[int]:
+    """Flat nodes of all members of the matches that a sandbox rank takes part in."""
+    chosen = set()
+    for rank in sandbox:
+        nodes = matches.of_node[matches.base[rank] : matches.base[rank + 1]]
+        chosen |= set(nodes[nodes >= 0].tolist())
+    return [member for match in sorted(chosen) for member in matches.members[match].tolist()]
+
+

@@ -1,0 +1,99 @@
+"""Running sandbox ranks beside an assistant, and their times as rows of the graph."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from prism_tools.capture import ranks
+from prism_tools.emulate.assistant import Assistant
+from prism_tools.emulate.planner import AtOnce, Timed
+from prism_tools.errors import PrismError
+from prism_tools.graph.match import Matches
+from prism_tools.graph.model import Graph, Memory, Timing
+from prism_tools.tensors.payload import PayloadReader
+
+TIMES = ("host_issue", "ready", "start", "end")
+
+
+def open_payloads(graph: Graph) -> PayloadReader | None:
+    """The recorded payloads; None if none were kept."""
+    return PayloadReader(graph.payload) if graph.payload.uuid else None
+
+
+def check_hash_seed(graph: Graph) -> None:
+    """PrismError unless str hashes are what they were in the recording."""
+    if os.environ.get("PYTHONHASHSEED") != str(graph.launch.hash_seed):
+        raise PrismError(f"the program was recorded with another hash seed; set PYTHONHASHSEED={graph.launch.hash_seed}")
+
+
+def run_sandbox(
+    graph: Graph,
+    matches: Matches,
+    sandbox: list[int],
+    planner: AtOnce | Timed,
+    payloads: PayloadReader | None,
+    output: int,
+    tick: Callable[[], None] = lambda: None,
+) -> tuple[dict[int, dict[str, Any]], Assistant]:
+    """Run the program for real on the ranks ``sandbox``; ``output``: descriptor for what it prints, or -1 for ours.
+
+    Returns each rank's trace and the assistant. Nothing of the run is left when this returns or raises.
+    """
+    assistant = Assistant(graph, matches, sandbox, planner, payloads)
+    sys.stdout.flush()
+    gc.collect()
+    gc.disable()  # a collection would make deliveries late
+    try:
+        return assistant.run([spec_of(graph, rank, sandbox, output) for rank in sandbox], tick), assistant
+    finally:
+        gc.enable()
+        assistant.close()
+
+
+def spec_of(graph: Graph, rank: int, sandbox: list[int], output: int) -> ranks.Spec:
+    """A sandbox rank, as it was recorded."""
+    launch = graph.launch
+    return ranks.Spec(
+        argv=launch.argv,
+        cwd=launch.cwd,
+        env=launch.env,
+        world_size=graph.world_size,
+        rank=rank,
+        local_rank=int(graph.ranks.local_rank[rank]),
+        node=int(graph.ranks.node[rank]),
+        nproc_per_node=launch.nproc_per_node,
+        entropy=int(launch.entropy[rank]),
+        sandbox=frozenset(sandbox),
+        stop_after=launch.stop_after,
+        announce=False,
+        output=output,
+    )
+
+
+def timing(rows: list[tuple[int, int, int, dict[str, Any]]]) -> Timing:
+    """Timing of (rank, slice, repeat, trace) rows. All processes read one host's monotonic clock: offset and error are 0."""
+    count = len(rows)
+    zeros = np.zeros(count, np.int64)
+    columns = [[row[3]["times"][:, k].copy() for row in rows] for k in range(len(TIMES))]
+    return Timing(
+        np.array([row[0] for row in rows], np.int32),
+        np.array([row[1] for row in rows], np.int32),
+        np.array([row[2] for row in rows], np.int32),
+        zeros,
+        zeros.copy(),
+        zeros.copy(),
+        *columns,
+    )
+
+
+def memory(stage: str, traces: dict[int, dict[str, Any]]) -> Memory:
+    """Peak memory of the traced processes."""
+    numbers = sorted(traces)
+    rss = np.array([traces[number]["rss"] for number in numbers], np.int64)
+    return Memory(np.array(numbers, np.int32), rss, [stage] * len(numbers))

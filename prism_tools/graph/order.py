@@ -1,0 +1,116 @@
+"""An order in which all nodes and matches can be evaluated, each after what it depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from prism_tools.errors import PrismError
+from prism_tools.graph.match import Matches
+from prism_tools.graph.model import Graph, Program, Ragged
+from prism_tools.graph.names import node_text
+from prism_tools.graph.semantics import is_queue
+
+SHOWN = 20  # stuck ranks spelt out in an error
+
+
+@dataclass
+class Order:
+    """``steps``: s >= 0: flat node s, all of whose predecessors have ended (a COMM node arrives now, and ends later);
+    s < 0: match -(s + 1), all of whose members have arrived (they end now).
+
+    ``preds``: int64, row n: flat predecessors of flat node n: the one before it in its queue lane, then edge sources.
+    """
+
+    steps: list[int]
+    preds: Ragged
+
+
+def dependency_order(graph: Graph, matches: Matches) -> Order:
+    """Order all nodes and matches; the same graph always gives the same order.
+
+    PrismError names rank, operation and call site of the nodes that wait for each other, if there is no order.
+    """
+    preds = _predecessors(graph, matches.base)
+    total = len(preds)
+    missing = np.diff(preds.offset).tolist()
+    followers = _followers(preds)
+    offset, data = followers.offset.tolist(), followers.data.tolist()
+    of_node = matches.of_node.tolist()
+    absent = np.diff(matches.members.offset).tolist()
+    steps: list[int] = []
+    ready = [n for n in range(total - 1, -1, -1) if not missing[n]]
+    while ready:
+        node = ready.pop()
+        steps.append(node)
+        ended: list[int] | tuple[int, ...] = (node,)
+        match = of_node[node]
+        if match >= 0:
+            absent[match] -= 1
+            if absent[match]:
+                continue
+            steps.append(-match - 1)
+            ended = matches.members[match].tolist()
+        for source in ended:
+            for follower in data[offset[source] : offset[source + 1]]:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    ready.append(follower)
+    if len(steps) < total + len(matches):
+        raise _stuck(graph, matches, preds, steps)
+    return Order(steps, preds)
+
+
+def _predecessors(graph: Graph, base: np.ndarray) -> Ragged:
+    """Row n: lane predecessor and edge sources of flat node n, as flat indices."""
+    local = [_local_predecessors(program, graph.lanes) for program in graph.programs]
+    counts = [np.diff(rows.offset) for rows in local]
+    chosen = graph.ranks.program
+    offset = np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *(counts[p] for p in chosen)]))])
+    data = [local[p].data + start for p, start in zip(chosen, base[:-1], strict=True)]
+    return Ragged(offset.astype(np.int64), np.concatenate([np.empty(0, np.int64), *data]))
+
+
+def _local_predecessors(program: Program, lanes: list[str]) -> Ragged:
+    pairs = [program.edges.astype(np.int64).reshape(-1, 2)]
+    for lane, name in enumerate(lanes):
+        if is_queue(name):
+            nodes = np.flatnonzero(program.lane == lane)
+            pairs.insert(0, np.stack([nodes[:-1], nodes[1:]], 1))
+    source, target = np.concatenate(pairs).T
+    order = np.argsort(target, kind="stable")
+    offset = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=len(program)))])
+    return Ragged(offset.astype(np.int64), source[order])
+
+
+def _followers(preds: Ragged) -> Ragged:
+    """The reverse of ``preds``: row n lists the nodes that wait for n."""
+    counts = np.bincount(preds.data, minlength=len(preds))
+    owner = np.repeat(np.arange(len(preds)), np.diff(preds.offset))
+    offset = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return Ragged(offset, owner[np.argsort(preds.data, kind="stable")])
+
+
+def _stuck(graph: Graph, matches: Matches, preds: Ragged, steps: list[int]) -> PrismError:
+    """What each rank waits in: the nodes that have arrived in a match whose other members have not."""
+    arrived = np.zeros(len(preds), bool)
+    done = np.array(steps, np.int64)
+    arrived[done[done >= 0]] = True
+    over = np.zeros(len(matches), bool)
+    over[-done[done < 0] - 1] = True
+    waiting = np.flatnonzero(arrived & (matches.of_node >= 0) & ~np.append(over, True)[matches.of_node])
+    if not len(waiting):  # no communication is to blame: edges of one rank run in a circle
+        waiting = np.flatnonzero(~arrived)
+    lines = []
+    for flat in waiting[:SHOWN].tolist():
+        match = int(matches.of_node[flat])
+        absent = [int(m) for m in matches.members[match] if not arrived[m]] if match >= 0 else []
+        text = node_text(graph, matches.rank_of(flat), matches.node_of(flat))
+        lines.append(text + (f" waits for rank {matches.rank_of(absent[0])}" if absent else ""))
+    more = f" (and {len(waiting) - 2} more)" if len(waiting) > 2 else ""
+    return PrismError(
+        f"operations wait for each other: {'; '.join(lines[:2])}{more}; the program cannot have run in this order, "
+        "see prism-inspect check",
+        detail="\n".join(lines[2:]),
+    )

@@ -1,0 +1,134 @@
+"""The layout of what later stages add: measured times, probes, memory, durations, the timeline, a replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from prism_tools.graph.fields import Fields, Tree, pack_lists, pack_rows, pack_strings, split
+from prism_tools.graph.model import Durations, Memory, Probes, Replay, Timeline, Timing
+
+TIMES = ("host_issue", "ready", "start", "end")
+TIMING_ROWS = {
+    "rank": "i4",
+    "slice": "i4",
+    "repeat": "i4",
+    "clock_offset": "i8",
+    "clock_drift": "i8",
+    "clock_error": "i8",
+}
+PROBE_ROWS = {
+    "op": "u1",
+    "dtype": "i2",
+    "reduce": "u1",
+    "size": "i4",
+    "bytes": "i8",
+    "duration": "i8",
+    "spread": "i8",
+    "repeats": "i4",
+}
+DURATION_LISTS = {"own": "i8", "tail": "i8", "spread": "i8", "source": "u1"}
+
+
+def _cast(part: Any, dtypes: dict[str, str]) -> Tree:
+    return {name: np.asarray(getattr(part, name)).astype(dtype, copy=False) for name, dtype in dtypes.items()}
+
+
+def _pack_timing(timing: Timing) -> Tree:
+    tree = {**_cast(timing, TIMING_ROWS), **pack_lists({name: (getattr(timing, name), "i8") for name in TIMES})}
+    if timing.iteration_ns:
+        tree["iteration_ns"] = pack_rows(timing.iteration_ns, "i8")
+    return tree
+
+
+def _timing(group: Fields, world_size: int) -> Timing:
+    count = len(group.array("rank", "i4"))
+    columns: dict[str, Any] = {name: group.array(name, dtype, count) for name, dtype in TIMING_ROWS.items()}
+    columns |= group.lists(dict.fromkeys(TIMES, "i8"), count)
+    if "iteration_ns" in group:
+        ragged = group.rows("iteration_ns", "i8", count)
+        columns["iteration_ns"] = split(ragged.offset, ragged.data)
+    return Timing(**columns)
+
+
+def _pack_probes(probes: Probes) -> Tree:
+    return {**_cast(probes, PROBE_ROWS), "tails": pack_rows(probes.tails, "i8")}
+
+
+def _probes(group: Fields, world_size: int) -> Probes:
+    count = len(group.array("op", "u1"))
+    tails = group.rows("tails", "i8", count)
+    columns = {name: group.array(name, dtype, count) for name, dtype in PROBE_ROWS.items()}
+    return Probes(tails=split(tails.offset, tails.data), **columns)
+
+
+def _pack_memory(memory: Memory) -> Tree:
+    return {**_cast(memory, {"rank": "i4", "rss": "i8"}), "stage": pack_strings(memory.stage)}
+
+
+def _memory(group: Fields, world_size: int) -> Memory:
+    rank = group.array("rank", "i4")
+    return Memory(rank, group.array("rss", "i8", len(rank)), group.strings("stage", len(rank)))
+
+
+def _pack_durations(durations: Durations) -> Tree:
+    lists = {name: (getattr(durations, name), dtype) for name, dtype in DURATION_LISTS.items()}
+    return {**_cast(durations, {"row": "i4"}), **pack_lists(lists)}
+
+
+def _durations(group: Fields, world_size: int) -> Durations:
+    return Durations(group.array("row", "i4", world_size), **group.lists(DURATION_LISTS))
+
+
+def _pack_timeline(timeline: Timeline) -> Tree:
+    return {
+        "iteration_time_ns": int(timeline.iteration_time_ns),
+        "interval_ns": int(timeline.interval_ns),
+        **_cast(timeline, {"row": "i4", "iteration_ns": "i8"}),
+        **pack_lists({"start": (timeline.start, "i8"), "end": (timeline.end, "i8")}),
+        "critical": np.asarray(timeline.critical, "i8").reshape(-1, 2),
+    }
+
+
+def _timeline(group: Fields, world_size: int) -> Timeline:
+    return Timeline(
+        row=group.array("row", "i4", world_size),
+        **group.lists({"start": "i8", "end": "i8"}),
+        iteration_ns=group.array("iteration_ns", "i8"),
+        iteration_time_ns=group.integer("iteration_time_ns"),
+        interval_ns=group.integer("interval_ns"),
+        critical=group.array("critical", "i8", width=2),
+    )
+
+
+def _pack_replay(replay: Replay) -> Tree:
+    return {
+        "groups_created": int(replay.groups_created),
+        "virtual_ranks_touched": int(replay.virtual_ranks_touched),
+        **_cast(replay, {"late": "i8", "late_ns": "i8", "valid": "u1"}),
+        "timing": _pack_timing(replay.timing),
+    }
+
+
+def _replay(group: Fields, world_size: int) -> Replay:
+    late = group.array("late", "i8")
+    return Replay(
+        timing=_timing(group.group("timing"), world_size),
+        late=late,
+        late_ns=group.array("late_ns", "i8", len(late)),
+        valid=group.array("valid", "u1", len(late)).astype(bool),
+        groups_created=group.integer("groups_created"),
+        virtual_ranks_touched=group.integer("virtual_ranks_touched"),
+    )
+
+
+# Optional groups in file order, each with its packer and its reader (fields, world size).
+RESULTS: dict[str, tuple[Any, Any]] = {
+    "timing": (_pack_timing, _timing),
+    "probes": (_pack_probes, _probes),
+    "memory": (_pack_memory, _memory),
+    "durations": (_pack_durations, _durations),
+    "timeline": (_pack_timeline, _timeline),
+    "replay": (_pack_replay, _replay),
+}

@@ -1,0 +1,332 @@
+"""The coordinator: at most N ranks run; a rank gives up its turn where it blocks, and gets one when what it waits for is there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from prism_tools.capture import ranks, wire
+from prism_tools.capture.server import Operation, Rank, Server, process_state
+from prism_tools.errors import PrismError
+from prism_tools.graph.schema import P2P, ROOTED, Op
+from prism_tools.record.report import deadlock_table, suspicion
+from prism_tools.tensors.executor import Tensors, execute, unpack
+from prism_tools.tensors.payload import PayloadWriter
+
+STALL_POLL = 0.005  # seconds between two looks at a rank that may be blocked in C++
+LOOKAHEAD = 4  # ready ranks among which the most wanted one is looked for
+
+
+class State(Enum):
+    READY = 0
+    ACTIVE = 1
+    BLOCKED = 2
+    LEFT = 3
+
+
+@dataclass
+class Turn:
+    """What the coordinator knows of one rank's turn. ``resume`` is sent when it gets the next one."""
+
+    rank: Rank
+    state: State = State.READY
+    resume: Callable[[], None] | None = None
+    waits: int = 0  # opid that the main thread waits for; 0: none or a store key
+    wait_peer: wire.Peer | None = None
+    store_keys: bool = False
+    sleeps: int = 0
+    issued: dict[int, Operation] = field(default_factory=dict)  # not complete yet
+    done: dict[int, tuple[tuple, wire.Parcel]] = field(default_factory=dict)  # complete, nobody has asked yet
+    asked: dict[int, wire.Peer] = field(default_factory=dict)  # other threads that wait
+    last: Operation | None = None
+
+
+@dataclass
+class Collective:
+    """The n-th collective of a group, while members arrive."""
+
+    first: Operation
+    first_rank: int
+    ins: list[Tensors | None]
+    arrived: list[tuple[int, int] | None]  # (rank, opid) by group rank
+    missing: int
+
+
+class Coordinator(Server):
+    """Runs the program's W ranks. ``slots``: ranks at a time. ``payloads``: where contributions are kept, or None."""
+
+    def __init__(self, slots: int, payloads: PayloadWriter | None) -> None:
+        super().__init__()
+        self.slots = slots
+        self.payloads = payloads
+        self.turns: dict[int, Turn] = {}
+        self.ready: deque[int] = deque()
+        self.active = 0
+        self.switches = 0
+        self.counts: dict[tuple[int, int], int] = {}  # (group, rank) → collectives called
+        self.open: dict[tuple[int, int], Collective] = {}
+        self.sends: dict[tuple, deque] = {}
+        self.recvs: dict[tuple, deque] = {}
+        self.hot: Collective | None = None
+
+    # --- turns
+
+    def launch(self, spec: ranks.Spec) -> None:
+        """Fork a rank; it runs when it gets a turn."""
+        rank = self.spawn(spec)
+        turn = self.turns[spec.rank] = Turn(rank)
+        self._make_ready(turn, lambda: rank.main.send(("go",)))
+
+    def run(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Run until every rank has left. PrismError: deadlock, mismatch, or a failed rank."""
+        while self.running():
+            self._schedule()
+            stalled = any(t.state is State.ACTIVE and t.rank.watched for t in self.turns.values() if t.rank.watched)
+            if not self.poll(STALL_POLL if stalled else 1.0) and stalled:
+                self._look_for_stalls()
+            tick()
+            if self.running() and not (self.active or self.ready or self._anyone_leaving()):
+                self._deadlock()
+
+    def _anyone_leaving(self) -> bool:
+        return any(not t.rank.gone for t in self.turns.values() if t.state is State.LEFT)
+
+    def _schedule(self) -> None:
+        while self.active < self.slots and self.ready:
+            turn = self.turns[self._next_ready()]
+            turn.state = State.ACTIVE
+            self.active += 1
+            self.switches += 1
+            resume, turn.resume = turn.resume, None
+            if resume is not None:
+                resume()
+
+    def _next_ready(self) -> int:
+        """The oldest ready rank, or one near it whose arrival the latest waiters need."""
+        hot = self.hot
+        if hot is not None and hot.missing:
+            index = hot.first.group.index
+            for k in range(min(LOOKAHEAD, len(self.ready))):
+                member = index.get(self.ready[k])
+                if member is not None and hot.arrived[member] is None:
+                    number = self.ready[k]
+                    del self.ready[k]
+                    return number
+        return self.ready.popleft()
+
+    def _make_ready(self, turn: Turn, resume: Callable[[], None]) -> None:
+        turn.state = State.READY
+        turn.resume = resume
+        turn.waits = 0
+        turn.store_keys = False
+        self.ready.append(turn.rank.number)
+
+    def _block(self, turn: Turn) -> None:
+        if turn.state is State.ACTIVE:
+            turn.state = State.BLOCKED
+            self.active -= 1
+
+    def handle(self, rank: Rank, peer: wire.Peer, message: tuple, payload: memoryview, fds: list[int]) -> None:
+        turn = self.turns[rank.number]
+        if peer is rank.main and turn.state is State.BLOCKED and not turn.waits and not turn.store_keys:
+            turn.state = State.ACTIVE  # it had looked stalled, and was not
+            self.active += 1
+        elif peer is rank.main and turn.state is State.READY and turn.resume is not None:
+            self.ready.remove(rank.number)  # the same, and what it seemed to wait for has come meanwhile
+            turn.state = State.ACTIVE
+            self.active += 1
+            turn.resume()
+        super().handle(rank, peer, message, payload, fds)
+
+    def _look_for_stalls(self) -> None:
+        """An active rank that sleeps although a watched operation is open is blocked in C++: free its slot."""
+        for turn in self.turns.values():
+            if turn.state is State.ACTIVE and any(opid in turn.issued for opid in turn.rank.watched):
+                turn.sleeps = turn.sleeps + 1 if process_state(turn.rank.pid) == "S" else 0
+                if turn.sleeps >= 2:
+                    turn.sleeps = 0
+                    self._block(turn)
+
+    # --- what ranks say
+
+    def on_op(self, rank: Rank, peer: wire.Peer, operation: Operation) -> None:
+        turn = self.turns[rank.number]
+        turn.last = operation
+        if self.payloads is not None and operation.has_input:
+            self.payloads.add(rank.number, operation.node, operation.payload)
+        if operation.op is not Op.SEND:
+            turn.issued[operation.opid] = operation
+        if operation.op in P2P:
+            self._point_to_point(turn, operation)
+        else:
+            self._collective(turn, operation)
+        if operation.sync and operation.op is not Op.SEND:
+            self.on_wait(rank, peer, operation.opid)
+
+    def on_wait(self, rank: Rank, peer: wire.Peer, opid: int) -> None:
+        turn = self.turns[rank.number]
+        if opid in turn.done:
+            peer.send(*turn.done.pop(opid))
+        elif opid in turn.issued:
+            if peer is not rank.main:
+                turn.asked[opid] = peer
+                return
+            turn.waits, turn.wait_peer = opid, peer
+            self._block(turn)
+            operation = turn.issued[opid]
+            self.hot = self.open.get((operation.group.number, self._sequence(rank, operation)), self.hot)
+
+    def on_test(self, rank: Rank, peer: wire.Peer, opid: int) -> None:
+        turn = self.turns[rank.number]
+        if opid in turn.done:
+            peer.send(*turn.done.pop(opid))
+        elif peer is rank.main:  # a spinning rank must let others run
+            self.active -= 1
+            self._make_ready(turn, lambda: peer.send(("pending",)))
+        else:
+            peer.send(("pending",))
+
+    def on_watch(self, rank: Rank, opid: int) -> None:
+        turn = self.turns[rank.number]
+        if opid in turn.done and rank.push is not None:
+            rank.push.send(*turn.done.pop(opid))
+
+    def on_store_wait(self, rank: Rank, peer: wire.Peer) -> None:
+        turn = self.turns[rank.number]
+        if peer is rank.main:
+            turn.store_keys = True
+            self._block(turn)
+
+    def on_store_ready(self, rank: Rank, peer: wire.Peer, answer: Any) -> None:
+        turn = self.turns[rank.number]
+        if peer is rank.main:
+            self._make_ready(turn, lambda: peer.send(("ok", answer)))
+        else:
+            peer.send(("ok", answer))
+
+    def on_leave(self, rank: Rank, peer: wire.Peer) -> None:
+        turn = self.turns[rank.number]
+        self._block(turn)
+        turn.state = State.LEFT
+        peer.send(("ok", None))
+
+    def on_gone(self, rank: Rank, signal_number: int) -> None:
+        turn = self.turns[rank.number]
+        self._block(turn)
+        turn.state = State.LEFT
+        super().on_gone(rank, signal_number)
+
+    # --- operations
+
+    def _sequence(self, rank: Rank, operation: Operation) -> int:
+        return self.counts.get((operation.group.number, rank.number), 0) - 1
+
+    def _collective(self, turn: Turn, operation: Operation) -> None:
+        group, number = operation.group, turn.rank.number
+        sequence = self.counts.get((group.number, number), 0)
+        self.counts[group.number, number] = sequence + 1
+        key = (group.number, sequence)
+        found = self.open.get(key)
+        size = len(group.members)
+        if found is None:
+            found = self.open[key] = Collective(operation, number, [None] * size, [None] * size, size)
+        else:
+            self._compare(found, sequence, turn.rank, operation)
+        member = group.index[number]
+        found.ins[member] = unpack(operation.descs, operation.payload) if operation.has_input else []
+        found.arrived[member] = (number, operation.opid)
+        found.missing -= 1
+        if not found.missing:
+            del self.open[key]
+            self._execute(found)
+        elif operation.op is Op.BROADCAST and operation.root == member:
+            self._complete(turn, operation.opid, [], -1)  # the root has nothing to wait for
+        elif operation.op in (Op.GATHER, Op.REDUCE) and operation.root != member:
+            self._complete(turn, operation.opid, [], -1)
+
+    def _compare(self, found: Collective, sequence: int, rank: Rank, operation: Operation) -> None:
+        """PrismError if this member calls something else than the first one did."""
+        first = found.first
+        same = first.op is operation.op and first.reduce is operation.reduce
+        same = same and (first.op not in ROOTED or first.root == operation.root)
+        if first.op in (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER):
+            same = same and first.descs == operation.descs
+        if not same:
+            raise PrismError(
+                f"mismatched collective: operation {sequence} of group {first.group.label()}: rank {rank.number} calls "
+                f"{operation.text()}, rank {found.first_rank} called {first.text()}"
+            )
+
+    def _execute(self, found: Collective) -> None:
+        first = found.first
+        ins = [tensors or [] for tensors in found.ins]
+        try:
+            outs = execute(first.op, ins, first.reduce, first.root, first.factor)
+        except (RuntimeError, IndexError, ValueError) as error:
+            where = f"{first.op.name.lower()} on group {first.group.label()} ({first.site})"
+            raise PrismError(f"{where}: the members' tensors do not fit together: {error}") from error
+        packed: dict[int, tuple[list, wire.Parcel]] = {}
+        for tensors, arrived in zip(outs, found.arrived, strict=True):
+            assert arrived is not None
+            number, opid = arrived
+            if id(tensors) not in packed:
+                packed[id(tensors)] = (wire.descs_of(tensors), wire.pack(tensors))
+            self._finish(self.turns[number], opid, *packed[id(tensors)], -1)
+
+    def _complete(self, turn: Turn, opid: int, tensors: Tensors, peer: int) -> None:
+        self._finish(turn, opid, wire.descs_of(tensors), wire.pack(tensors), peer)
+
+    def _finish(self, turn: Turn, opid: int, descs: list, parcel: wire.Parcel, peer: int) -> None:
+        """The results of one member's operation are there."""
+        if turn.issued.pop(opid, None) is None:
+            return  # an early leaver: it has been answered already
+        message = ("done", opid, descs, 0, peer)
+        rank = turn.rank
+        if opid in rank.watched and rank.push is not None:
+            push = rank.push
+            rank.watched.discard(opid)
+            if turn.state is State.BLOCKED and (turn.waits == opid or not (turn.waits or turn.store_keys)):
+                self._make_ready(turn, lambda: push.send(message, parcel))
+            else:
+                push.send(message, parcel)
+        elif turn.state is State.BLOCKED and turn.waits == opid:
+            self._make_ready(turn, lambda: rank.main.send(message, parcel))
+        elif opid in turn.asked:
+            turn.asked.pop(opid).send(message, parcel)
+        else:
+            turn.done[opid] = (message, parcel)
+
+    def _point_to_point(self, turn: Turn, operation: Operation) -> None:
+        """Match a send or receive by (group, sender, receiver, tag), in order."""
+        group = operation.group
+        me = group.index[turn.rank.number]
+        if operation.op is Op.SEND:
+            for source in (me, -1):
+                waiting = self.recvs.get((group.number, source, operation.peer, operation.tag))
+                if waiting:
+                    receiver, opid = waiting.popleft()
+                    self._deliver(receiver, opid, me, operation)
+                    return
+            self.sends.setdefault((group.number, operation.peer, operation.tag), deque()).append((me, operation))
+            return
+        arrived = self.sends.get((group.number, me, operation.tag), deque())
+        for k, (source, sent) in enumerate(arrived):
+            if operation.peer in (-1, source):
+                del arrived[k]
+                self._deliver(turn, operation.opid, source, sent)
+                return
+        key = (group.number, operation.peer, me, operation.tag)
+        self.recvs.setdefault(key, deque()).append((turn, operation.opid))
+
+    def _deliver(self, receiver: Turn, opid: int, source: int, sent: Operation) -> None:
+        parcel = wire.Parcel([sent.payload])
+        self._finish(receiver, opid, sent.descs, parcel, source)
+
+    # --- the end that must not happen
+
+    def _deadlock(self) -> None:
+        table = deadlock_table(self)
+        raise PrismError("deadlock: no rank can run", detail="\n".join([table, suspicion(self)]).rstrip())

@@ -1,0 +1,133 @@
+"""One recording, from the options to the file: fork server, coordinator, payloads, graph."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from prism_tools.capture import ranks
+from prism_tools.capture.server import Failure
+from prism_tools.errors import PrismError
+from prism_tools.graph import file, provenance
+from prism_tools.graph.model import Launch, Payload
+from prism_tools.graph.schema import UNKNOWN
+from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
+from prism_tools.record.build import build
+from prism_tools.record.coordinator import Coordinator
+from prism_tools.tensors.payload import PayloadWriter
+
+
+def record(options: argparse.Namespace) -> int:
+    """Record the program of ``options``; returns the exit status. PrismError: deadlock, mismatch, a failed rank, no space."""
+    check_program(options.command)
+    check_writable(options.output)
+    launch = describe(options, fix_hash_seed())
+    payloads = PayloadWriter(payload_path(options.output), options.tensor_budget) if options.tensors == "all" else None
+    coordinator = Coordinator(options.jobs, payloads)
+    try:
+        options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time; payloads: {options.tensors}")
+        ranks.preload()
+        for rank in range(options.world_size):
+            coordinator.launch(spec_of(launch, rank))
+        try:
+            coordinator.run(lambda: show_progress(options, coordinator))
+        except PrismError as problem:
+            _keep_partial(options, coordinator, launch, problem)
+            raise
+        payload = payloads.commit() if payloads else Payload()
+        _write(options, coordinator, launch, payload)
+        if payload.mode == "partial":
+            lost = payloads.lost if payloads else 0
+            options.progress.warn(f"payloads beyond the budget were not kept ({lost:,} B); add --tensor-budget")
+    finally:
+        coordinator.close()
+        if payloads is not None:
+            payloads.discard()
+    return 0
+
+
+def describe(options: argparse.Namespace, hash_seed: int) -> Launch:
+    """How to run the program again. Seeds of ranks come from the system once, here."""
+    entropy = np.array([secrets.randbits(63) for _ in range(options.world_size)], np.uint64)
+    stop_after = options.warmup + options.iterations if options.iterations else UNKNOWN
+    return Launch(
+        argv=list(options.command),
+        cwd=os.getcwd(),
+        env=allowed_environment(),
+        python=sys.executable,
+        nproc_per_node=options.nproc_per_node,
+        device="cpu",
+        backend="gloo",
+        hash_seed=hash_seed,
+        entropy=entropy,
+        warmup=options.warmup,
+        stop_after=stop_after,
+    )
+
+
+def spec_of(launch: Launch, rank: int) -> ranks.Spec:
+    """A recorded rank: nothing real around it."""
+    return ranks.Spec(
+        argv=launch.argv,
+        cwd=launch.cwd,
+        env=launch.env,
+        world_size=len(launch.entropy),
+        rank=rank,
+        local_rank=rank % launch.nproc_per_node,
+        node=rank // launch.nproc_per_node,
+        nproc_per_node=launch.nproc_per_node,
+        entropy=int(launch.entropy[rank]),
+        sandbox=frozenset(),
+        stop_after=launch.stop_after,
+        announce=True,
+    )
+
+
+def payload_path(output: str) -> str:
+    """The payload store beside the graph: run.h5 → run.payload."""
+    return str(Path(output).with_suffix(".payload"))
+
+
+def check_writable(output: str) -> None:
+    """PrismError now, rather than after the recording, if the result could not be written."""
+    folder = os.path.dirname(os.path.abspath(output))
+    if os.path.isdir(output):
+        raise PrismError(f"{output}: is a folder; name a file")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise PrismError(f"{output}: cannot write here: {error.strerror}") from error
+
+
+def show_progress(options: argparse.Namespace, coordinator: Coordinator) -> None:
+    """The moving line."""
+    blocked = sum(not turn.rank.left for turn in coordinator.turns.values()) - coordinator.active
+    options.progress.update(f"ranks running {coordinator.active} blocked {blocked}  switches {coordinator.switches:,}")
+
+
+def _write(options: argparse.Namespace, coordinator: Coordinator, launch: Launch, payload: Payload, whole: bool = True) -> None:
+    traces = {number: rank.trace for number, rank in coordinator.ranks.items() if rank.trace is not None}
+    graph = build(traces, list(coordinator.groups.values()), launch, payload, coordinator.store.log, whole)
+    provenance.append(graph, options.tool, options.argv)
+    file.write(graph, options.output)
+
+
+def _keep_partial(
+    options: argparse.Namespace, coordinator: Coordinator, launch: Launch, problem: PrismError
+) -> None:
+    """Save what is known of a recording that was given up; the problem's own message comes first."""
+    coordinator.collect_traces()
+    try:
+        _write(options, coordinator, launch, Payload(), whole=False)
+    except (PrismError, OSError) as error:
+        problem.detail += f"\nno partial graph: {error}"
+        return
+    problem.detail = (problem.detail + f"\npartial graph kept in {options.output} (incomplete)").strip("\n")
+    if isinstance(problem, Failure):
+        problem.status = problem.status or 1

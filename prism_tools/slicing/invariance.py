@@ -1,0 +1,68 @@
+"""The graph's own falsifier (design §2): virtual peers are late at random; a span that moves with them misses an edge."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import numpy as np
+
+from prism_tools.capture import ranks
+from prism_tools.emulate.planner import AtOnce
+from prism_tools.emulate.sandbox import check_hash_seed, open_payloads, run_sandbox
+from prism_tools.graph.match import Matches, find_matches
+from prism_tools.graph.model import Graph
+from prism_tools.graph.names import node_text
+from prism_tools.graph.own import own_times
+from prism_tools.slicing.plan import slices
+
+RUNS = 2  # delayed runs, with different seeds: what moves in one only is noise
+SHARE = 0.25  # of the largest delay: a span that grows by more in every delayed run is flagged
+MILLISECOND = 1_000_000
+
+
+def invariance(graph: Graph, options: argparse.Namespace) -> int:
+    """Repeat every slice with random virtual delays; print the nodes whose own time moves (TSV); 1 if there are any."""
+    check_hash_seed(graph)
+    moved = moving_nodes(graph, options)
+    print("rank\tnode\tmoved_ms\twhat")
+    for rank, node, by in moved:
+        print(f"{rank}\t{node}\t{by / MILLISECOND:.1f}\t{node_text(graph, rank, node)}")
+    if moved:
+        options.progress.warn(f"{len(moved)} nodes move with delays that they do not depend on: the graph misses edges")
+    return 1 if moved else 0
+
+
+def moving_nodes(graph: Graph, options: argparse.Namespace) -> list[tuple[int, int, int]]:
+    """(rank, node, ns) of every node that grows by more than SHARE of the delay whenever peers are late."""
+    matches = find_matches(graph)
+    ranks.preload()
+    delay = round(options.delay * MILLISECOND)
+    found = []
+    for number, sandbox in enumerate(slices(graph, options.size)):
+        options.progress.update(f"slice {number + 1}  {RUNS + 2} runs")
+        plain = [own_of_slice(graph, matches, sandbox, 0, 0) for _ in range(2)]
+        late = [own_of_slice(graph, matches, sandbox, delay, options.seed * RUNS + k + 1) for k in range(RUNS)]
+        for rank in sandbox:
+            usual = np.fmax(plain[0][rank], plain[1][rank])
+            growth = np.min([run[rank] - usual for run in late], axis=0)
+            for node in np.flatnonzero(growth > SHARE * delay).tolist():
+                found.append((rank, node, int(growth[node])))
+    return found
+
+
+def own_of_slice(
+    graph: Graph, matches: Matches, sandbox: list[int], delay: int, seed: int
+) -> dict[int, np.ndarray]:
+    """Own times of the sandbox's nodes, with virtual peers up to ``delay`` ns late."""
+    output = os.open(os.devnull, os.O_WRONLY)
+    try:
+        planner = AtOnce(graph, matches, set(sandbox), delay, seed)
+        traces, _ = run_sandbox(graph, matches, sandbox, planner, open_payloads(graph), output)
+    finally:
+        os.close(output)
+    result = {}
+    for rank, trace in traces.items():
+        times = trace["times"]
+        result[rank] = own_times(graph.program_of(rank), times[:, 2], times[:, 3])
+    return result

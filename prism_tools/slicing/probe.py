@@ -1,0 +1,147 @@
+"""Probes: each distinct crossing operation run alone, by K processes with the real backend (design §2)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism_tools.capture import ranks
+from prism_tools.capture.server import Server
+from prism_tools.graph.match import Matches, find_matches
+from prism_tools.graph.model import Graph, Probes
+from prism_tools.graph.schema import P2P, Kind, Op
+from prism_tools.slicing.plan import slices
+from prism_tools.slicing.probe_program import REPEATS, program
+
+if TYPE_CHECKING:
+    from prism_tools.cli.progress import Progress
+
+MOST_PROCESSES = 16  # larger groups are measured with this many members, which the report calls a fit
+MOST_SIZES = 12  # distinct sizes of one operation; value-dependent ones have thousands
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One operation to measure: ``size`` members, ``bytes`` contributed by each (graph/model.py, Probes)."""
+
+    op: int
+    dtype: int
+    reduce: int
+    size: int
+    bytes: int
+
+
+def probe(graph: Graph, options: argparse.Namespace) -> Graph:
+    """Measure the operations that cross slices of ``options.size`` ranks (all operations without a size)."""
+    ranks.preload()
+    graph.probes = measure(graph, find_matches(graph), options.size, options.progress, options.repeats)
+    return graph
+
+
+def measure(
+    graph: Graph, matches: Matches, size: int | None, progress: Progress, repeats: int = REPEATS
+) -> Probes | None:
+    """Probes of the crossing operations; None if nothing crosses."""
+    wanted = wanted_operations(graph, matches, size)
+    if not wanted:
+        return None
+    progress.update(f"probing {len(wanted)} operations alone")
+    processes = min(MOST_PROCESSES, max(operation.size for operation in wanted))
+    plans = [operation for operation in wanted if operation.size <= processes] + [
+        Wanted(o.op, o.dtype, o.reduce, processes, o.bytes) for o in wanted if o.size > processes
+    ]
+    traces = run_processes(processes, lambda: program(plans, repeats))
+    rows = [summary(plan, samples) for plan, samples in zip(plans, split(plans, repeats, traces), strict=True)]
+    larger = [operation for operation in wanted if operation.size > processes]
+    columns = list(zip(*rows, strict=True))
+    sizes = [plan.size for plan in plans[: len(plans) - len(larger)]] + [o.size for o in larger]
+    tails = [np.resize(row[2], count) for row, count in zip(rows, sizes, strict=True)]
+    return Probes(
+        np.array([plan.op for plan in plans], np.uint8),
+        np.array([plan.dtype for plan in plans], np.int16),
+        np.array([plan.reduce for plan in plans], np.uint8),
+        np.array(sizes, np.int32),
+        np.array([plan.bytes for plan in plans], np.int64),
+        np.array(columns[0], np.int64),
+        np.array(columns[1], np.int64),
+        np.full(len(plans), repeats, np.int32),
+        tails,
+    )
+
+
+def wanted_operations(graph: Graph, matches: Matches, size: int | None) -> list[Wanted]:
+    """The distinct operations of matches whose members do not all run in one slice."""
+    slice_of = np.arange(graph.world_size)
+    for number, members in enumerate(slices(graph, size) if size else []):
+        slice_of[members] = number
+    found: dict[tuple[int, int, int, int], set[int]] = {}
+    for match in range(len(matches)):
+        members = matches.members[match]
+        owners = [matches.rank_of(member) for member in members]
+        if len(set(slice_of[owners].tolist())) < 2:
+            continue
+        nodes = [matches.node_of(member) for member in members]
+        sent = [int(graph.values_of(rank).bytes[node]) for rank, node in zip(owners, nodes, strict=True)]
+        program_ = graph.program_of(owners[0])
+        op = Op(int(program_.op[nodes[0]]))
+        amount = round(sum(sent) / len(sent)) if op is Op.ALL_TO_ALL else max(sent)
+        op = Op.SEND if op in P2P else op
+        key = (int(op), int(program_.dtype[nodes[0]]), int(program_.reduce[nodes[0]]), len(members))
+        found.setdefault(key, set()).add(amount)
+    return [Wanted(*key, amount) for key, amounts in sorted(found.items()) for amount in thinned(sorted(amounts))]
+
+
+def thinned(amounts: list[int]) -> list[int]:
+    """At most MOST_SIZES of the sorted amounts, evenly spread; calibrate takes the nearest."""
+    if len(amounts) <= MOST_SIZES:
+        return amounts
+    return [amounts[round(k * (len(amounts) - 1) / (MOST_SIZES - 1))] for k in range(MOST_SIZES)]
+
+
+def run_processes(count: int, body: Callable[[], None]) -> list[dict[str, Any]]:
+    """Run ``body`` in ``count`` forked ranks with the real backend between them: their traces."""
+    server = Server()
+    try:
+        for rank in range(count):
+            server.spawn(
+                ranks.Spec([], "/", {}, count, rank, rank, 0, count, rank, frozenset(range(count)), -1, False, body=body)
+            )
+        for member in server.ranks.values():
+            member.main.send(("go",))
+        while server.running():
+            server.poll(None)
+        return [server.ranks[rank].trace or {} for rank in range(count)]
+    finally:
+        server.close()
+
+
+def split(plans: list[Wanted], repeats: int, traces: list[dict[str, Any]]) -> list[np.ndarray]:
+    """Per plan the times int64[repeats, members, 2] (ready, end) of its operation."""
+    streams = [trace["times"][trace["columns"]["kind"] == Kind.COMM][:, [1, 3]] for trace in traces]
+    positions = [0] * len(traces)
+    result = []
+    for plan in plans:
+        samples = np.empty((repeats, plan.size, 2), np.int64)
+        for member in range(plan.size):
+            at = positions[member]
+            samples[:, member] = streams[member][at : at + repeats]
+            positions[member] = at + repeats
+        result.append(samples)
+    return result
+
+
+def summary(plan: Wanted, samples: np.ndarray) -> tuple[int, int, np.ndarray]:
+    """Duration (median of the last arriver's), spread (half the interquartile range) and tails int64[members], ns."""
+    ready, end = samples[:, :, 0], samples[:, :, 1]
+    if plan.op in (Op.REDUCE, Op.GATHER):  # the others may leave before the root has anything
+        end = end[:, :1]
+    first = end.min(axis=1)
+    durations = first - ready.max(axis=1)
+    low, middle, high = np.percentile(durations, (25, 50, 75))
+    tails = np.zeros(plan.size, np.int64)
+    tails[: end.shape[1]] = np.median(end - first[:, None], axis=0)
+    return max(int(middle), 0), int(high - low) // 2, tails

@@ -1,0 +1,108 @@
+"""What the communication-only processes run: each operation several times, every time another member arriving last."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from prism_tools.graph.schema import DTYPES, Op, Reduce
+
+if TYPE_CHECKING:
+    import torch
+
+    from prism_tools.slicing.probe import Wanted
+
+REPEATS = 15
+LATE = 0.0015  # seconds by which the last member is late: the others are all waiting by then
+
+
+def program(plans: list[Wanted], repeats: int) -> None:
+    """Run in every probing process, as a torch.distributed program."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    groups = {size: dist.new_group(list(range(size))) for size in sorted({plan.size for plan in plans})}
+    for number, plan in enumerate(plans):
+        if rank < plan.size:
+            call = operation(plan, groups[plan.size], rank)
+            for repeat in range(repeats):
+                align(store, f"probe/{number}/{repeat}", plan.size)
+                if rank == late_member(plan, repeat):
+                    time.sleep(LATE)
+                call()
+    align(store, "probe/end", dist.get_world_size())
+
+
+def late_member(plan: Wanted, repeat: int) -> int:
+    """Who arrives last: the root where others need it and it does not need them, else each in turn."""
+    return 0 if plan.op in (Op.BROADCAST, Op.SCATTER) else repeat % plan.size
+
+
+def align(store: object, key: str, count: int) -> None:
+    """A barrier through the store, which the tracer does not see."""
+    if store.add(key, 1) == count:  # type: ignore[attr-defined]
+        store.set(key + "/all", "1")  # type: ignore[attr-defined]
+    store.wait([key + "/all"])  # type: ignore[attr-defined]
+
+
+def operation(plan: Wanted, group: object, rank: int):  # noqa: ANN201 - a closure without arguments
+    """A function that performs the operation once, synchronously."""
+    import torch
+    import torch.distributed as dist
+
+    dtype = getattr(torch, DTYPES[plan.dtype]) if plan.dtype >= 0 else torch.uint8
+    count = plan.bytes // dtype.itemsize
+    data = torch.zeros(count, dtype=dtype)
+    kind = reduce_op(plan.reduce)
+    match Op(plan.op):
+        case Op.ALL_REDUCE:
+            return lambda: dist.all_reduce(data, kind, group)
+        case Op.BROADCAST:
+            return lambda: dist.broadcast(data, group_src=0, group=group)
+        case Op.REDUCE:
+            return lambda: dist.reduce(data, group_dst=0, op=kind, group=group)
+        case Op.BARRIER:
+            return lambda: dist.barrier(group)
+        case Op.SEND:
+            if rank == 0:
+                return lambda: dist.send(data, group_dst=1, group=group)
+            return lambda: dist.recv(data, group_src=0, group=group)
+    return shaped(Op(plan.op), data, plan.size, kind, group, rank)
+
+
+def shaped(op: Op, data: torch.Tensor, size: int, kind: object, group: object, rank: int):  # noqa: ANN201
+    """The operations whose input and output sizes differ."""
+    import torch
+    import torch.distributed as dist
+
+    pieces = list(data.tensor_split(size))
+    match op:
+        case Op.ALL_GATHER:
+            many = [torch.zeros_like(data) for _ in range(size)]
+            return lambda: dist.all_gather(many, data, group=group)
+        case Op.REDUCE_SCATTER:
+            even = [torch.zeros(max(data.numel() // size, 1), dtype=data.dtype) for _ in range(size)]
+            return lambda: dist.reduce_scatter(torch.zeros_like(even[0]), even, kind, group)
+        case Op.ALL_TO_ALL:
+            splits = [len(piece) for piece in pieces]
+            out = torch.zeros(splits[rank] * size, dtype=data.dtype)
+            return lambda: dist.all_to_all_single(out, data, [splits[rank]] * size, splits, group=group)
+        case Op.GATHER:
+            many = [torch.zeros_like(data) for _ in range(size)] if rank == 0 else None
+            return lambda: dist.gather(data, many, group_dst=0, group=group)
+        case Op.SCATTER:
+            mine = torch.zeros(max(data.numel() // size, 1), dtype=data.dtype)
+            parts = [torch.zeros_like(mine) for _ in range(size)] if rank == 0 else None
+            return lambda: dist.scatter(mine, parts, group_src=0, group=group)
+    raise ValueError(f"{op.name} cannot be probed")
+
+
+def reduce_op(kind: int):  # noqa: ANN201 - torch.distributed.ReduceOp's type is not a Python class
+    """torch's reduction for the schema's."""
+    import torch.distributed as dist
+
+    if kind == Reduce.PREMUL_SUM:
+        return dist.ReduceOp.SUM  # the same traffic
+    return getattr(dist.ReduceOp, Reduce(kind).name) if kind else dist.ReduceOp.SUM

@@ -1,0 +1,86 @@
+"""Running slices: each rank for real once, its neighbours beside it, everybody else answered at once by the assistant."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+import numpy as np
+
+from prism_tools.capture import ranks
+from prism_tools.emulate.planner import AtOnce
+from prism_tools.emulate.sandbox import check_hash_seed, memory, open_payloads, run_sandbox, timing
+from prism_tools.graph import provenance
+from prism_tools.graph.iterations import iteration_times
+from prism_tools.graph.match import find_matches
+from prism_tools.graph.model import Graph, Memory, Timing
+from prism_tools.graph.names import ranks_text
+from prism_tools.slicing.plan import slices
+from prism_tools.slicing.probe import measure
+
+Row = tuple[int, int, int, dict[str, Any]]  # rank, slice, repeat, trace
+
+
+def run(graph: Graph, options: argparse.Namespace) -> Graph:
+    """Measure the slices of ``options.size`` ranks; returns ``graph`` with timing, memory and (unless --no-probe) probes."""
+    check_hash_seed(graph)
+    matches = find_matches(graph)
+    payloads = open_payloads(graph)
+    chosen = [s for s in slices(graph, options.size) if options.ranks is None or set(s) & set(options.ranks)]
+    ranks.preload()
+    first = int(graph.timing.slice.max(initial=-1)) + 1 if graph.timing is not None else 0
+    rows: list[Row] = []
+    peaks: dict[int, dict[str, Any]] = {}
+    output = -1 if options.verbose else os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number, sandbox in enumerate(chosen):
+            for repeat in range(options.repeat):
+                options.progress.update(f"slice {number + 1}/{len(chosen)}  ranks {ranks_text(set(sandbox))}")
+                planner = AtOnce(graph, matches, set(sandbox))
+                traces, _ = run_sandbox(graph, matches, sandbox, planner, payloads, output)
+                rows += [(rank, first + number, repeat, traces[rank]) for rank in sandbox]
+                peaks.update(traces)
+    finally:
+        if output >= 0:
+            os.close(output)
+    add_rows(graph, rows)
+    graph.memory = joined_memory(graph.memory, memory("slice", peaks))
+    if not options.no_probe:
+        graph.probes = measure(graph, matches, options.size, options.progress)
+    graph.stage = "sliced"
+    graph.environment = {**graph.environment, "slice": provenance.environment()}
+    return graph
+
+
+def add_rows(graph: Graph, rows: list[Row]) -> None:
+    """Append measured rows to the graph's timing, with the time of each of their iterations."""
+    new = timing(rows)
+    everything = range(graph.iterations())
+    new.iteration_ns = [
+        iteration_times(graph.program_of(row[0]), new.start[k], new.end[k], everything) for k, row in enumerate(rows)
+    ]
+    old = graph.timing
+    graph.timing = new if old is None else joined(old, new)
+
+
+def joined(old: Timing, new: Timing) -> Timing:
+    """Rows of both."""
+    columns = {}
+    for name in Timing.__dataclass_fields__:
+        a, b = getattr(old, name), getattr(new, name)
+        columns[name] = a + b if isinstance(a, list) else np.concatenate([a, b])
+    return Timing(**columns)
+
+
+def joined_memory(old: Memory | None, new: Memory) -> Memory:
+    """The newer peak where a rank has two of the same stage."""
+    if old is None:
+        return new
+    fresh = set(zip(new.rank.tolist(), new.stage, strict=True))
+    keep = [k for k, key in enumerate(zip(old.rank.tolist(), old.stage, strict=True)) if key not in fresh]
+    return Memory(
+        np.concatenate([old.rank[keep], new.rank]),
+        np.concatenate([old.rss[keep], new.rss]),
+        [old.stage[k] for k in keep] + new.stage,
+    )

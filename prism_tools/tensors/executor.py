@@ -1,0 +1,91 @@
+"""The results of a communication event from its members' contributions (P§5.2: executed on the CPU once all are there).
+
+Lists of tensors are ordered as capture/calls.py says. Sums run in group-rank order, 16-bit floats accumulated in float32: with two
+addends that equals gloo's and NCCL's bits; with more it may differ from a ring in the last bits (<= 2e-7 relative for float32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from prism_tools.graph.schema import Op, Reduce
+
+Tensors = list[torch.Tensor]
+
+_FOLD: dict[Reduce, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    Reduce.SUM: torch.add,
+    Reduce.AVG: torch.add,
+    Reduce.PREMUL_SUM: torch.add,
+    Reduce.PRODUCT: torch.mul,
+    Reduce.MIN: torch.minimum,
+    Reduce.MAX: torch.maximum,
+    Reduce.BAND: torch.bitwise_and,
+    Reduce.BOR: torch.bitwise_or,
+    Reduce.BXOR: torch.bitwise_xor,
+}
+
+
+def fold(parts: Tensors, kind: Reduce, factor: float = 1.0) -> torch.Tensor:
+    """Reduce equal-shaped tensors in order. The result has their dtype."""
+    first = parts[0]
+    wide = first.dtype.is_floating_point and first.dtype.itemsize < 4
+    total = first.float() if wide else first.clone()
+    if kind is Reduce.PREMUL_SUM:
+        total = total * factor
+    for part in parts[1:]:
+        part = part.to(total.dtype)
+        if kind is Reduce.PREMUL_SUM:
+            part = part * factor
+        if total.dtype == torch.bool and kind is Reduce.SUM:
+            total = total | part
+        else:
+            total = _FOLD[kind](total, part)
+    if kind is Reduce.AVG:
+        total = total / len(parts) if total.dtype.is_floating_point else total // len(parts)
+    return total.to(first.dtype)
+
+
+def execute(op: Op, ins: list[Tensors], kind: Reduce, root: int, factor: float = 1.0) -> list[Tensors]:
+    """Outputs of every member (by group rank) of a collective; members that receive nothing get [].
+
+    ``ins[i]`` are member i's contributions. Members that receive the same get the same list object.
+    ValueError for an operation or layout that does not exist.
+    """
+    size = len(ins)
+    members = range(size)
+    if op is Op.BARRIER:
+        return [[] for _ in members]
+    if op in (Op.ALL_REDUCE, Op.REDUCE):
+        total = [fold([ins[i][t] for i in members], kind, factor) for t in range(len(ins[0]))]
+        return [total if op is Op.ALL_REDUCE or i == root else [] for i in members]
+    if op is Op.BROADCAST:
+        return [[] if i == root else ins[root] for i in members]
+    if op is Op.ALL_GATHER:
+        gathered = [ins[i][t] for t in range(len(ins[0])) for i in members]
+        return [gathered] * size
+    if op is Op.REDUCE_SCATTER:
+        count = len(ins[0]) // size
+        return [[fold([ins[m][t * size + i] for m in members], kind, factor) for t in range(count)] for i in members]
+    if op is Op.ALL_TO_ALL:
+        return [[ins[m][i] for m in members] for i in members]
+    if op is Op.GATHER:
+        return [[ins[m][0] for m in members] if i == root else [] for i in members]
+    if op is Op.SCATTER:
+        return [[ins[root][i]] for i in members]
+    raise ValueError(f"{op.name} is not a collective")
+
+
+def unpack(descs: list[tuple[str, int]], payload: memoryview) -> Tensors:
+    """Tensors (flat views of ``payload``) of the given (dtype name, elements)."""
+    tensors = []
+    offset = 0
+    for name, count in descs:
+        dtype = getattr(torch, name)
+        if count:
+            tensors.append(torch.frombuffer(payload, dtype=dtype, count=count, offset=offset))
+        else:
+            tensors.append(torch.empty(0, dtype=dtype))
+        offset += count * dtype.itemsize
+    return tensors

@@ -1,0 +1,54 @@
+"""The report, whole."""
+
+import numpy as np
+
+from prism_tools.analyze.summary import summary
+from prism_tools.graph.model import Memory
+from tests.analyze.example import bare, calibrated, replayed
+from tests.graph.builder import add_timing, build, comm, compute, step
+
+
+def test_a_replayed_graph_says_everything():
+    assert summary(replayed()) == (
+        "world 2   program train.py --tp 2   backend gloo   iterations 3\n"
+        "iteration time      solved 23.00 ms ± 0.0\n"
+        "                    replayed 23.20 ms ± 0.2  (2 iterations, 2 late deliveries, 1 invalid left out)\n"
+        "  critical path     compute 52.2 %  all_gather 21.7 %  all_reduce 8.7 %  waiting for rank 1: 17.4 %\n"
+        "  where durations come from  real 100 %   probe 0 %   fit 0 %   emulated 0 %\n"
+        "peak memory         rank 0  1.92 GB   rank 1  1.90 GB   (RSS; CPU run)\n"
+        "slowest member      rank 1 is last in 2 of 4 collectives, by 4 ms (train.py:8 forward)\n"
+        "groups              1 created of 1   virtual ranks touched 0 of 0\n"
+    )
+
+
+def test_a_bare_graph_has_no_times():
+    graph = bare()
+    assert summary(graph) == (
+        "world 2   program train.py --tp 2   backend gloo   iterations 3\n"
+        "recorded            48 nodes in 1 program class, payloads none (0 B)\n"
+    )
+    add_timing(graph, {1: [(0, 0, 0, 1)] * 24}, slice_id=0)
+    graph.complete = False
+    assert summary(graph).splitlines()[1:] == [
+        "incomplete          the recording stopped early; only what happened before is here",
+        "recorded            48 nodes in 1 program class, payloads none (0 B)",
+        "measured            ranks 1 of 2 in 1 slice",
+    ]
+
+
+def test_balanced_ranks_have_no_slowest_member():
+    text = summary(calibrated(late=0))
+    assert "slowest" not in text and "waiting" not in text
+    assert "  critical path     compute 63.2 %   all_gather 26.3 %   all_reduce 10.5 %\n" in text
+
+
+def test_many_ranks_and_long_programs_stay_narrow():
+    groups = {"mesh": [0, 1]}
+    graph = build(6, groups, lambda rank: [compute(), comm("barrier", "mesh")] * (rank < 2) + [compute(), step()])
+    graph.launch.argv = ["train.py", "--config", "x" * 200]
+    graph.groups.desc = ["mesh_tp"]
+    graph.memory = Memory(np.arange(6), np.array([5, 7, 3, 4, 5, 6]) * 10**8, ["sliced"] * 6)
+    lines = summary(graph).splitlines()
+    assert lines[0].startswith("world 6 (TP 2)   program train.py --config xxx") and len(lines[0]) == 100
+    assert lines[0].endswith("…   backend gloo   iterations 1")
+    assert lines[-1] == ("peak memory         rank 1  700 MB is most of 6 ranks, rank 2  300 MB least   (RSS; CPU run)")

@@ -1,0 +1,90 @@
+"""Random programs that can run, with random durations: what the properties of solver and condensation are tried on."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from prism_tools.graph.match import Matches
+from prism_tools.graph.model import Durations, Graph
+from prism_tools.graph.schema import Kind, Match, Source
+from tests.graph.builder import Node, build, comm, compute, step, wait
+
+COLLECTIVES = ("all_reduce", "all_gather", "barrier", "broadcast", "scatter", "reduce", "gather")
+
+
+def random_graph(rng: random.Random, ranks: int = 0, events: int = 0, iterations: int = 2) -> Graph:
+    """Events are drawn in one global order, so that no two ranks wait for each other."""
+    ranks = ranks or rng.randint(1, 6)
+    events = events or rng.randint(1, 12)
+    groups = {"world": list(range(ranks))}
+    for k in range(rng.randint(0, 3)):
+        groups[f"g{k}"] = sorted(rng.sample(range(ranks), rng.randint(1, ranks)))
+    nodes: list[list[Node]] = [[] for _ in range(ranks)]
+    waiting: list[list[str]] = [[] for _ in range(ranks)]
+    for _ in range(iterations):
+        for k in range(events):
+            if ranks > 1 and rng.random() < 0.35:
+                _send(rng, nodes, waiting, ranks)
+            else:
+                _collective(rng, nodes, waiting, groups, f"c{k}.{rng.random()}")
+            for rank in range(ranks):
+                if waiting[rank] and rng.random() < 0.3:
+                    _wait(nodes[rank], waiting[rank])
+        for rank in range(ranks):
+            if waiting[rank]:
+                _wait(nodes[rank], waiting[rank])
+            nodes[rank] += [compute(), step()]
+    return build(ranks, groups, lambda rank: nodes[rank])
+
+
+def _wait(mine: list[Node], names: list[str]) -> None:
+    mine += [compute(), wait(*names)]
+    names.clear()
+
+
+def _collective(rng: random.Random, nodes: list, waiting: list, groups: dict, name: str) -> None:
+    group, op = rng.choice(sorted(groups)), rng.choice(COLLECTIVES)
+    root = rng.choice(groups[group]) if op in ("broadcast", "scatter", "reduce", "gather") else -1
+    for rank in groups[group]:
+        later = rng.random() < 0.4
+        nodes[rank] += [compute(), comm(op, group, 64, root=root, name=name, is_async=later)]
+        if later:
+            waiting[rank].append(name)
+
+
+def _send(rng: random.Random, nodes: list, waiting: list, ranks: int) -> None:
+    source, target = rng.sample(range(ranks), 2)
+    name = f"p{rng.random()}"
+    for rank, op, peer in ((source, "send", target), (target, "recv", source)):
+        later = rng.random() < 0.4
+        nodes[rank] += [compute(), comm(op, "world", 64, peer=peer, name=name, is_async=later)]
+        if later:
+            waiting[rank].append(name)
+
+
+def make_eager(rng: random.Random, matches: Matches) -> None:
+    """Turn some pairs into eager ones, which no backend makes by itself."""
+    for match in np.flatnonzero(matches.kind == Match.PAIR):
+        if rng.random() < 0.5:
+            matches.kind[match] = Match.EAGER
+
+
+def random_durations(rng: random.Random, graph: Graph, matches: Matches, most: int = 1000) -> Durations:
+    """One row a rank; small numbers, so that ties happen."""
+    own, tail, spread, source = [], [], [], []
+    of_match: dict[int, int] = {}
+    for rank in range(graph.world_size):
+        program, base = graph.program_of(rank), int(matches.base[rank])
+        mine = [rng.randint(0, most) if kind in (Kind.COMPUTE, Kind.WAIT) else 0 for kind in program.kind]
+        tails = [0] * len(mine)
+        for node in np.flatnonzero(program.kind == Kind.COMM).tolist():
+            match = int(matches.of_node[base + node])
+            mine[node] = of_match.setdefault(match, rng.randint(0, most))
+            tails[node] = rng.choice((0, 0, rng.randint(0, most // 10)))
+        own.append(np.array(mine, np.int64))
+        tail.append(np.array(tails, np.int64))
+        spread.append(np.zeros(len(mine), np.int64))
+        source.append(np.full(len(mine), Source.REAL, np.uint8))
+    return Durations(np.arange(graph.world_size, dtype=np.int32), own, tail, spread, source)

@@ -1,0 +1,189 @@
+"""Durations: what was put into measured rows comes out again, from real slices, probes or our own data plane."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prism_tools.calibrate.durations import durations
+from prism_tools.calibrate.measured import iteration_spread, middle
+from prism_tools.calibrate.solver import solve
+from prism_tools.errors import PrismError
+from prism_tools.graph.match import find_matches
+from prism_tools.graph.model import Probes
+from prism_tools.graph.order import dependency_order
+from prism_tools.graph.schema import DTYPES, UNKNOWN, Op, Reduce, Source
+from tests.calibrate.random_graphs import make_eager, random_durations, random_graph
+from tests.graph.builder import add_timing, build, comm, compute, step, wait
+
+
+def rows(spans):
+    """(host_issue, ready, start, end) of nodes that are ready when they start: ``spans`` lists (start, end)."""
+    return [(start, start, start, end) for start, end in spans]
+
+
+def measure(graph, starts, ends, ranks, slice_id=0):
+    """Append a run of ``ranks`` in which nodes ran at these times."""
+    add_timing(graph, {r: rows(zip(starts[r], ends[r], strict=True)) for r in ranks}, slice_id)
+
+
+def probes(op, size, nbytes, duration, tails, spread=0, dtype="float32", reduce=Reduce.NONE):
+    """One probe."""
+    columns = (op, DTYPES.index(dtype) if dtype else -1, reduce, size, nbytes, duration, spread, 5)
+    return Probes(*(np.array([value]) for value in columns), [np.array(tails, np.int64)])
+
+
+def two_groups():
+    """Ranks 0, 1 and 2, 3 are tensor-parallel groups; everybody meets in world."""
+
+    def nodes(rank):
+        tp = "tp0" if rank < 2 else "tp1"
+        return [compute(), comm("all_reduce", tp, 64), compute(), comm("all_gather", "world", 32), compute(), step()]
+
+    return build(4, {"world": [0, 1, 2, 3], "tp0": [0, 1], "tp1": [2, 3]}, nodes)
+
+
+TIMES = [(0, 10), (10, 40), (40, 50), (50, 90), (90, 95), (95, 95)]
+LATE = [(0, 25), (25, 42), (42, 50), (50, 90), (90, 95), (95, 95)]
+
+
+def test_members_of_one_slice_are_real_and_the_rest_emulated():
+    graph = two_groups()
+    add_timing(graph, {0: rows(TIMES), 1: rows(LATE)}, 0)
+    add_timing(graph, {2: rows(TIMES), 3: rows(TIMES)}, 1)
+    got = durations(graph, find_matches(graph))
+    own, tail, source = ([column[row] for row in got.row] for column in (got.own, got.tail, got.source))
+    assert own[0].tolist() == [10, 15, 10, 40, 5, 0]  # from rank 1's arrival at 25 to rank 0's end at 40
+    assert own[1].tolist() == [25, 15, 8, 40, 5, 0]
+    assert tail[0].tolist() == [0, 0, 0, 0, 0, 0] and tail[1].tolist() == [0, 2, 0, 0, 0, 0]
+    assert own[2].tolist() == [10, 30, 10, 40, 5, 0]
+    assert [Source(s).name for s in source[0]] == ["REAL", "REAL", "REAL", "EMULATED", "REAL", "REAL"]
+    assert got.row[2] == got.row[3] and len(got.own) == 3
+
+
+def test_without_a_common_clock_the_last_arrival_shows_the_duration():
+    graph = two_groups()
+    add_timing(graph, {0: rows(TIMES), 1: rows(LATE), 2: rows(TIMES), 3: rows(TIMES)})
+    graph.timing.clock_error = np.full(4, 50)
+    got = durations(graph, find_matches(graph))
+    assert got.own[got.row[0]].tolist()[1] == 17 and got.own[got.row[1]].tolist()[1] == 17
+    assert not any(tail.any() for tail in got.tail)
+
+
+def test_a_probe_is_used_where_members_never_met():
+    graph = two_groups()
+    add_timing(graph, {0: rows(TIMES), 1: rows(LATE)}, 0)
+    add_timing(graph, {2: rows(TIMES), 3: rows(TIMES)}, 1)
+    graph.probes = probes(Op.ALL_GATHER, 4, 32, 33, [0, 1, 2, 3], spread=4)
+    got = durations(graph, find_matches(graph))
+    assert [int(got.own[got.row[rank]][3]) for rank in range(4)] == [33] * 4
+    assert [int(got.tail[got.row[rank]][3]) for rank in range(4)] == [0, 1, 2, 3]
+    assert all(got.source[row][3] == Source.PROBE and got.spread[row][3] == 4 for row in got.row)
+    graph.probes = probes(Op.ALL_GATHER, 4, 16, 33, [0, 1, 2, 3], spread=4)
+    assert durations(graph, find_matches(graph)).spread[0][3] == 4 + 16  # half the bytes: half of 33, rounded to even
+
+
+def test_a_pairs_tails_are_the_senders_and_the_receivers():
+    graph = build(
+        2, {"world": [0, 1]}, lambda rank: [compute(), comm("recv" if rank == 0 else "send", "world", 8, peer=1 - rank)]
+    )
+    for rank in (0, 1):
+        add_timing(graph, {rank: rows([(0, 10), (10, 20)])}, rank)
+    graph.probes = probes(Op.SEND, 2, 8, 7, [1, 4])
+    got = durations(graph, find_matches(graph))
+    assert [got.tail[row].tolist() for row in got.row] == [[0, 4], [0, 1]]
+    assert [got.own[row].tolist() for row in got.row] == [[10, 7], [10, 7]]
+
+
+def test_rooted_tails_turn_with_the_root():
+    graph = build(3, {"world": [0, 1, 2]}, lambda rank: [compute(), comm("broadcast", "world", 8, root=1)])
+    for rank in range(3):
+        add_timing(graph, {rank: rows([(0, 10), (10, 20)])}, rank)
+    graph.probes = probes(Op.BROADCAST, 3, 8, 7, [0, 3, 5])
+    got = durations(graph, find_matches(graph))
+    assert [int(got.tail[row][1]) for row in got.row] == [5, 0, 3]
+
+
+def test_an_unmeasured_rank_borrows_from_its_class_and_its_group_from_a_group():
+    graph = two_groups()
+    add_timing(graph, {0: rows(TIMES), 1: rows(LATE)}, 0)
+    got = durations(graph, find_matches(graph))
+    for clone, rank in ((2, 0), (3, 1)):
+        assert got.row[clone] == got.row[rank]
+    assert got.source[got.row[2]][1] == Source.REAL and got.own[got.row[2]][1] == 15
+
+
+def test_ranks_that_nobody_measured_are_named():
+    graph = build(4, {"world": [0, 1, 2, 3]}, lambda rank: [compute()] * (1 + rank // 2))
+    with pytest.raises(PrismError, match="no rank was ever measured; run prism-slice"):
+        durations(graph, find_matches(graph))
+    add_timing(graph, {0: rows([(0, 5)])})
+    with pytest.raises(PrismError, match="ranks 2-3 were never measured; run prism-slice"):
+        durations(graph, find_matches(graph))
+
+
+def test_unknown_times_are_an_error_in_iterations_and_nothing_after_them():
+    def nodes(rank):
+        return [compute(), step(), compute(), step(), compute()]
+
+    graph = build(1, {"world": [0]}, nodes)
+    nothing = (UNKNOWN,) * 4
+    add_timing(graph, {0: rows([(0, 5), (5, 5), (5, 9), (9, 9)]) + [nothing]})
+    got = durations(graph, find_matches(graph))
+    assert got.own[0].tolist() == [5, 0, 4, 0, 0] and got.source[0][4] == Source.UNKNOWN
+    graph.timing.end[0][2] = UNKNOWN
+    with pytest.raises(PrismError, match="rank 0 compute .* was never measured"):
+        durations(graph, find_matches(graph))
+
+
+def test_a_wait_owns_what_is_left_after_its_sources():
+    def nodes(rank):
+        return [compute(), comm("all_reduce", "world", 8, name="a", is_async=True), compute(), wait("a"), compute()]
+
+    graph = build(1, {"world": [0]}, nodes)
+    add_timing(graph, {0: rows([(0, 10), (10, 60), (10, 30), (30, 63), (63, 70)])})
+    assert durations(graph, find_matches(graph)).own[0].tolist() == [10, 50, 20, 3, 7]
+
+
+def test_repeats_give_median_and_spread():
+    graph = build(1, {"world": [0]}, lambda rank: [compute()])
+    for k, end in enumerate((10, 14, 11, 12, 30)):
+        add_timing(graph, {0: rows([(0, end)])}, slice_id=k // 2)
+    got = durations(graph, find_matches(graph))
+    assert got.own[0].tolist() == [12] and got.spread[0].tolist() == [2]  # half of 14 - 11, rounded to even
+
+
+def test_spread_of_one_run_comes_from_the_iterations():
+    graph = build(1, {"world": [0]}, lambda rank: [compute(), step()] * 5 + [compute()])
+    program = graph.program_of(0)
+    own = np.array([99.0, 0, 10, 0, 12, 0, 16, 0, 10, 0, 7])
+    spread = iteration_spread(program, own)
+    assert spread.tolist() == [1.5, 0] * 5 + [0]
+
+
+def test_middle_ignores_what_is_unknown():
+    nan = np.nan
+    median, spread = middle(np.array([[1, nan, 4, nan], [3, 5, nan, nan], [2, 9, nan, nan]]))
+    np.testing.assert_array_equal(median, [2, 7, 4, nan])
+    np.testing.assert_array_equal(spread, [0.5, 1, nan, nan])
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_solving_measured_durations_gives_the_measured_times(seed):
+    """Whatever a run in one slice was like, on clocks with known offsets, its calibration reproduces it to the ns."""
+    rng = random.Random(seed)
+    graph = random_graph(rng)
+    matches = find_matches(graph)
+    make_eager(rng, matches)
+    order = dependency_order(graph, matches)
+    start, end = solve(graph, matches, order, random_durations(rng, graph, matches))
+    offset = [rng.randint(-(10**6), 10**6) for _ in start]
+    shifted = [[row + 10**9 - o for row, o in zip(part, offset, strict=True)] for part in (start, end)]
+    measure(graph, *shifted, range(graph.world_size))
+    graph.timing.clock_offset = np.array(offset)
+    _, again = solve(graph, matches, order, durations(graph, matches))
+    for mine, measured in zip(again, end, strict=True):
+        assert mine.tolist() == measured.tolist()
