@@ -16,12 +16,12 @@ from prism_tools.graph.names import callsite_text, ranks_text
 from prism_tools.graph.schema import UNKNOWN, Source
 
 LABEL = 18  # width of the first column
-SHOWN = 4  # ranks spelt out in the memory line
+SHOWN = 3  # ranks spelt out in the memory line
 SOURCES = (Source.REAL, Source.PROBE, Source.FIT, Source.EMULATED)
 
 
 def summary(graph: Graph) -> str:
-    """A few lines on ``graph``, each at most 100 wide, ending in a newline. Works at every stage."""
+    """A few lines on ``graph``, each at most 100 wide. Works at every stage."""
     lines = [_world(graph), *_state(graph), *_iteration_time(graph)]
     if graph.timeline is not None:
         matches = find_matches(graph, strict=False)
@@ -31,7 +31,7 @@ def summary(graph: Graph) -> str:
     else:
         lines += _memory(graph)
     lines += _groups(graph)
-    return "".join(cut(line) + "\n" for line in lines)
+    return "\n".join(cut(line) for line in lines)
 
 
 def _line(label: str, text: str) -> str:
@@ -89,13 +89,16 @@ def _replayed(graph: Graph) -> list[str]:
     """Mean over ranks and valid iterations after warm-up; half-width: two standard errors."""
     if graph.replay is None:
         return []
-    rows = [np.asarray(row, float) for row in graph.replay.timing.iteration_ns if len(row)]
+    rows = [np.where(row < 0, np.nan, row) for row in graph.replay.timing.iteration_ns if len(row)]
     count = min((len(row) for row in rows), default=0)
     if not count:
         return []
     first = min(max(1, graph.launch.warmup), count - 1)
     per_iteration = np.mean([row[first:count] for row in rows], axis=0)
-    valid = np.resize(graph.replay.valid[first:count], count - first) if len(graph.replay.valid) else per_iteration > 0
+    known = ~np.isnan(per_iteration)
+    if not known.any():
+        return []
+    per_iteration, valid = per_iteration[known], graph.replay.valid[first:count][known]
     used = per_iteration[valid] if valid.any() else per_iteration
     half = 2 * float(np.std(used, ddof=1)) / math.sqrt(len(used)) if len(used) > 1 else 0.0
     late = int(graph.replay.late.sum())
@@ -138,7 +141,7 @@ def _memory(graph: Graph) -> list[str]:
     memory = graph.memory
     if memory is None or not len(memory.rank):
         return []
-    latest = "replayed" if "replayed" in memory.stage else memory.stage[-1]  # other stages carry other ranks' payloads
+    latest = memory.stage[-1]  # rows are appended; other stages ran other ranks beside this one
     peak: dict[int, int] = {}
     for rank, rss, stage in zip(memory.rank.tolist(), memory.rss.tolist(), memory.stage, strict=True):
         if stage == latest:

@@ -3,50 +3,54 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
-from prism_tools.analyze.text import Row
+from prism_tools.analyze.text import Row, cut
 from prism_tools.analyze.waits import held_until, lateness
+from prism_tools.errors import PrismError
 from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Graph
 from prism_tools.graph.names import callsite_text, op_text, ranks_text
-from prism_tools.graph.schema import DTYPES, P2P, Kind, Source
+from prism_tools.graph.schema import DTYPES, P2P, Kind, Op, Source
 
 
-@dataclass(frozen=True)
-class Filter:
-    """Which nodes to look at; None: all. ``ops``: schema.Op; ``groups``: group ids; ``iterations``: segments."""
+class _Filter:
+    """Which nodes a table looks at; None: all. Names as in the tables; PrismError for what does not exist."""
 
-    ranks: frozenset[int] | None = None
-    ops: frozenset[int] | None = None
-    groups: frozenset[int] | None = None
-    iterations: frozenset[int] | None = None
-    kinds: frozenset[int] | None = None
-
-    def nodes(self, graph: Graph, rank: int) -> np.ndarray:
-        """The chosen nodes of ``rank``, in order; PrismError if there is no such rank."""
-        program = graph.program_of(rank)
-        keep = np.full(len(program), self.ranks is None or rank in self.ranks)
-        for chosen, column in ((self.ops, program.op), (self.iterations, program.segment), (self.kinds, program.kind)):
-            if chosen is not None:
-                keep &= np.isin(column, list(chosen))
-        if self.groups is not None:
-            keep &= np.isin(_groups(graph, rank), list(self.groups))
-        return np.flatnonzero(keep)
-
-    def ranks_of(self, graph: Graph) -> list[int]:
-        """The chosen ranks; PrismError for one that does not exist."""
-        ranks = range(graph.world_size) if self.ranks is None else sorted(self.ranks)
-        for rank in ranks:
+    def __init__(
+        self,
+        graph: Graph,
+        ranks: Iterable[int] | None = None,
+        op: str | None = None,
+        group: str | None = None,
+        iteration: int | None = None,
+        kind: str | None = None,
+    ) -> None:
+        self.ranks = list(range(graph.world_size)) if ranks is None else sorted(set(ranks))
+        for rank in self.ranks:
             graph.check_rank(rank)
-        return list(ranks)
+        self.group = None if group is None else [k for k, name in enumerate(graph.groups.name) if name == group]
+        if self.group == []:
+            raise PrismError(f"no group {group} (file has {cut(', '.join(graph.groups.name), 60)})")
+        self.iteration = iteration
+        self._same = {"op": op and Op[op.upper()], "kind": kind and Kind[kind.upper()], "segment": iteration}
+        self._graph = graph
 
-
-EVERYTHING = Filter()
+    def nodes(self, rank: int) -> np.ndarray:
+        """The chosen nodes of ``rank``, in order."""
+        program = self._graph.program_of(rank)
+        keep = np.full(len(program), rank in self.ranks)
+        for column, value in self._same.items():
+            if value is not None:
+                keep &= program.columns[column] == value
+        if self.group is not None:
+            keep &= np.isin(_group_ids(self._graph, rank), self.group)
+        return np.flatnonzero(keep)
 
 
 class _Times:
@@ -59,14 +63,15 @@ class _Times:
         self.end = flat(graph.timeline.end, graph.timeline.row)
 
 
-def rank_table(graph: Graph, chosen: Filter = EVERYTHING) -> list[Row]:
-    """One row a rank: what it does; with a timeline what it computes, transfers and waits, per counted iteration unless
-    ``chosen`` names iterations (then their sum); with memory its peak."""
+def ranks(graph: Graph, **chosen: Any) -> list[Row]:
+    """One row a rank: what it does; with a timeline what it computes, transfers and waits, in the chosen iteration or
+    per counted iteration; with memory its peak. ``chosen``: ranks, op, group, iteration, kind."""
+    which = _Filter(graph, **chosen)
     matches = find_matches(graph, strict=False)
     times = _Times(graph, matches) if graph.timeline is not None else None
     rows = []
-    for rank in chosen.ranks_of(graph):
-        program, nodes = graph.program_of(rank), chosen.nodes(graph, rank)
+    for rank in which.ranks:
+        program, nodes = graph.program_of(rank), which.nodes(rank)
         comm = nodes[program.kind[nodes] == Kind.COMM]
         p2p = int(np.isin(program.op[comm], P2P).sum())
         row: Row = {
@@ -78,7 +83,7 @@ def rank_table(graph: Graph, chosen: Filter = EVERYTHING) -> list[Row]:
             "bytes": int(graph.values_of(rank).bytes[comm].sum()),
         }
         if times is not None:
-            row |= _spent(graph, matches, times, rank, nodes, chosen.iterations is None)
+            row |= _spent(graph, matches, times, rank, nodes, which.iteration is None)
         if graph.memory is not None:
             known = graph.memory.rss[graph.memory.rank == rank]
             row["rss_bytes"] = int(known.max()) if len(known) else None
@@ -101,14 +106,16 @@ def _spent(graph: Graph, matches: Matches, times: _Times, rank: int, nodes: np.n
     }
 
 
-def group_table(graph: Graph, chosen: Filter = EVERYTHING) -> list[Row]:
-    """One row a group that has a chosen node: operations and bytes; with a timeline its time and who is last in it."""
+def groups(graph: Graph, **chosen: Any) -> list[Row]:
+    """One row a group that has a chosen node: operations and bytes; with a timeline its time per member, and who is
+    last in it how often in the counted iterations. ``chosen``: as for ranks."""
+    which = _Filter(graph, **chosen)
     matches = find_matches(graph, strict=False)
     times = _Times(graph, matches) if graph.timeline is not None else None
     wanted = np.zeros(int(matches.base[-1]), bool)
     contributed = np.zeros(len(wanted), np.int64)
     for rank in range(graph.world_size):
-        nodes = chosen.nodes(graph, rank)
+        nodes = which.nodes(rank)
         wanted[matches.base[rank] + nodes] = True
         contributed[matches.base[rank] + nodes] = graph.values_of(rank).bytes[nodes]
     late = lateness(graph, matches) if times is not None else None
@@ -138,23 +145,25 @@ def group_table(graph: Graph, chosen: Filter = EVERYTHING) -> list[Row]:
     return rows
 
 
-def node_table(graph: Graph, chosen: Filter = EVERYTHING) -> list[Row]:
-    """One row a node, by rank and program order; with a timeline its times, with durations how they are known."""
+def nodes(graph: Graph, **chosen: Any) -> list[Row]:
+    """One row a node, by rank and program order; with a timeline its times, with durations how they are known.
+    ``chosen``: as for ranks."""
+    which = _Filter(graph, **chosen)
     matches = find_matches(graph, strict=False)
     times = _Times(graph, matches) if graph.timeline is not None else None
     rows = []
-    for rank in chosen.ranks_of(graph):
-        program, values, groups = graph.program_of(rank), graph.values_of(rank), _groups(graph, rank)
-        for node in chosen.nodes(graph, rank).tolist():
-            comm = program.kind[node] == Kind.COMM and groups[node] >= 0
+    for rank in which.ranks:
+        program, values, group_of = graph.program_of(rank), graph.values_of(rank), _group_ids(graph, rank)
+        for node in which.nodes(rank).tolist():
+            comm = program.kind[node] == Kind.COMM and group_of[node] >= 0
             row: Row = {
                 "rank": rank,
                 "node": node,
                 "iteration": int(program.segment[node]),
                 "kind": Kind(int(program.kind[node])).name.lower(),
                 "op": op_text(int(program.op[node])) if program.op[node] else None,
-                "group": graph.groups.name[groups[node]] if comm else None,
-                "peer": _partner(graph, rank, node, int(groups[node])) if comm else None,
+                "group": graph.groups.name[group_of[node]] if comm else None,
+                "peer": _partner(graph, rank, node, int(group_of[node])) if comm else None,
                 "bytes": int(values.bytes[node]) if comm else None,
                 "dtype": DTYPES[program.dtype[node]] if comm and program.dtype[node] >= 0 else None,
             }
@@ -169,7 +178,7 @@ def node_table(graph: Graph, chosen: Filter = EVERYTHING) -> list[Row]:
     return rows
 
 
-def _groups(graph: Graph, rank: int) -> np.ndarray:
+def _group_ids(graph: Graph, rank: int) -> np.ndarray:
     """The group id of each node of ``rank``; -1 where it has none."""
     slot = graph.program_of(rank).slot
     slots = np.append(graph.ranks.slots[rank], -1)

@@ -10,7 +10,7 @@ from prism_tools.analyze.waits import held_until, timeline_of
 from prism_tools.errors import PrismError
 from prism_tools.graph.iterations import last_nodes
 from prism_tools.graph.match import find_matches
-from prism_tools.graph.model import Graph
+from prism_tools.graph.model import Graph, Program
 from prism_tools.graph.names import op_text, ranks_text
 from prism_tools.graph.schema import Kind, Op
 
@@ -130,9 +130,9 @@ def _bars(graph: Graph, rows: list[_Row], iteration: int | None) -> tuple[_Bars,
     for place, row in enumerate(rows):
         rank, program, end = row.rank, graph.program_of(row.rank), timeline.end[timeline.row[row.rank]]
         critical = set(timeline.critical[np.isin(timeline.critical[:, 0], row.ranks), 1].tolist())
-        several = bool((program.lane > 0).any())
+        bands = _bands(program, chosen[place], starts[place], end)
         for node in chosen[place]:
-            low, high = ALONE if not several else OTHER if program.lane[node] > 0 else HOST
+            low, high = bands[node]
             bottom, top = place + 1 - high, place + 1 - low  # the axis points down
             kind, op = Kind(int(program.kind[node])), Op(int(program.op[node]))
             left, right = ((int(times[node]) - zero) / 1e6 for times in (starts[place], end))
@@ -146,6 +146,24 @@ def _bars(graph: Graph, rows: list[_Row], iteration: int | None) -> tuple[_Bars,
             if node in critical:
                 bars.critical.append((free if kind in (Kind.COMM, Kind.WAIT) else left, right, bottom, top))
     return bars, zero
+
+
+def _bands(program: Program, nodes: list[int], start: np.ndarray, end: np.ndarray) -> dict[int, tuple[float, float]]:
+    """Bottom and top of each node within its row: other lanes below the host's, side by side where they overlap."""
+    beside = sorted((node for node in nodes if program.lane[node] > 0), key=lambda node: int(start[node]))
+    free: list[int] = []  # when each track becomes free
+    track = {}
+    for node in beside:
+        fits = [k for k, until in enumerate(free) if until <= start[node]] or [len(free)]
+        if fits[0] == len(free):
+            free.append(0)
+        track[node] = fits[0]
+        free[fits[0]] = int(end[node])
+    if not beside:
+        return dict.fromkeys(nodes, ALONE)
+    height = (OTHER[1] - OTHER[0]) / len(free)
+    tops = {node: OTHER[1] - height * k for node, k in track.items()}
+    return {node: (tops[node] - height, tops[node]) if node in tops else HOST for node in nodes}
 
 
 def _chosen(graph: Graph, rank: int, iteration: int | None) -> list[int]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from prism_tools.errors import PrismError
-from prism_tools.graph.equations import flat, releases
+from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph, Timeline
 from prism_tools.graph.names import op_text
+from prism_tools.graph.releases import releases
 from prism_tools.graph.schema import P2P, Kind, Match, Source
 
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_tools.calibrate.measured import Measured, iteration_spread, middle, own_times, read_rows
+from prism_tools.calibrate.measured import Measured, iteration_spread, middle, read_rows
 from prism_tools.calibrate.probes import Finder, key_of, turned
 from prism_tools.errors import PrismError
-from prism_tools.graph.equations import releases
 from prism_tools.graph.model import Durations, Graph
 from prism_tools.graph.names import node_text
+from prism_tools.graph.own import own_times
+from prism_tools.graph.releases import releases
 from prism_tools.graph.schema import UNKNOWN, Source
 
 if TYPE_CHECKING:

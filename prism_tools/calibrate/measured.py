@@ -9,7 +9,7 @@ import numpy as np
 from prism_tools.errors import PrismError
 from prism_tools.graph.model import Graph, Program, Timing
 from prism_tools.graph.names import ranks_text
-from prism_tools.graph.schema import UNKNOWN, Kind
+from prism_tools.graph.schema import UNKNOWN
 
 
 @dataclass
@@ -52,17 +52,6 @@ def read_rows(graph: Graph) -> Measured:
         rows=[list(runs[rank].values()) for rank in stand_in],
         runs=runs,
     )
-
-
-def own_times(program: Program, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """What each COMPUTE, WAIT and MARK node took after all it waits for, float64 ns; NaN: unknown, or a COMM node."""
-    begin = start.copy()
-    source, target = program.edges[:, 0], program.edges[:, 1]
-    waits = (program.kind[target] == Kind.WAIT) & (program.kind[source] == Kind.COMM)
-    np.maximum.at(begin, target[waits], end[source[waits]])
-    own = np.maximum(end - begin, 0).astype(float)
-    own[(program.kind == Kind.COMM) | (start == UNKNOWN) | (end == UNKNOWN)] = np.nan
-    return own
 
 
 def middle(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_tools.graph.equations import root_of
 from prism_tools.graph.model import Graph, Probes
+from prism_tools.graph.releases import root_of
 from prism_tools.graph.schema import Op
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_tools.calibrate.measured import own_times, read_rows
+from prism_tools.calibrate.measured import read_rows
 from prism_tools.calibrate.solver import critical_path, evaluate, times
 from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted, iteration_times, last_nodes
 from prism_tools.graph.model import Durations, Graph, Timeline
+from prism_tools.graph.own import own_times
 from prism_tools.graph.schema import EPILOGUE, UNKNOWN
 
 if TYPE_CHECKING:

@@ -27,17 +27,14 @@ class Solution:
 def evaluate(graph: Graph, matches: Matches, order: Order, durations: Durations) -> Solution:
     """The least solution: every variable as early as its equation allows, every rank's first node ready at 0."""
     total = int(matches.base[-1])
-    value, binding = [0] * (2 * total), [-1] * (2 * total)
+    size = 2 * total + len(order.releases)
+    value, binding = [0] * size, [-1] * size
     for target, sources, delay in equations(graph, matches, order, durations):
         latest, why = 0, -1
         for source in sources:
             if value[source] > latest or why < 0:
                 latest, why = value[source], source
-        if target < 2 * total:
-            value[target], binding[target] = latest + delay, why
-        else:  # releases are numbered in the order in which they come
-            value.append(latest + delay)
-            binding.append(why)
+        value[target], binding[target] = latest + delay, why
     return Solution(value, binding)
 
 

@@ -11,6 +11,7 @@ The order of the lists is the executor's (tensors/executor.py). For K members an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +177,7 @@ def recv_anysource(group: TracedGroup, tensors: Any, tag: int = 0) -> Call:
 
 
 # c10d method → normal form; torch 2.11's and 2.13's names.
-METHODS = {
+METHODS: dict[str, Callable[..., Call]] = {
     "allreduce": all_reduce,
     "allreduce_coalesced": all_reduce,
     "reduce": reduce,

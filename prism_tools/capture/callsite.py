@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
 
@@ -33,7 +33,7 @@ class CallSites:
 
     def here(self) -> int:
         """Index of the innermost frame of the user's program on this thread's stack."""
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             user = self._is_user.get(code)

@@ -6,6 +6,7 @@ come through it. Behind it is either the real group (every output bit-equal) or 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup
 
 from prism_tools.capture import session as active
-from prism_tools.capture.calls import METHODS
+from prism_tools.capture.calls import METHODS, Call
 from prism_tools.capture.work import RealWork
 
 RealGloo = c10d.ProcessGroupGloo
@@ -180,7 +181,7 @@ class TracedGroup(ProcessGroup):
 
 
 def _traced(name: str) -> Any:
-    normalise = METHODS[name]
+    normalise: Callable[..., Call] = METHODS[name]
 
     def method(self: TracedGroup, *args: Any, **kwargs: Any) -> Any:
         session = self._session

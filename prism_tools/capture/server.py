@@ -15,6 +15,7 @@ from prism_tools.capture.kv import KeyValue
 from prism_tools.errors import PrismError
 from prism_tools.graph.schema import Op, Reduce
 
+FULL_POLL = 0.001  # seconds between attempts to send what a full socket did not take
 GRACE = 10.0  # seconds that ranks get to send their traces and leave when a run is given up
 
 
@@ -96,6 +97,7 @@ class Server:
         self.ranks: dict[int, Rank] = {}
         self.groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self.store = KeyValue()
+        self.full: set[wire.Peer] = set()
 
     # --- what subclasses provide
 
@@ -133,7 +135,7 @@ class Server:
         close = [peer.sock for rank in self.ranks.values() for peer in rank.peers()]
         pid, sock = ranks.fork(spec, close)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        rank = self.ranks[spec.rank] = Rank(spec.rank, pid, wire.Peer(sock))
+        rank = self.ranks[spec.rank] = Rank(spec.rank, pid, wire.Peer(sock, self.full))
         self.selector.register(sock, selectors.EVENT_READ, (rank, rank.main))
         return rank
 
@@ -142,7 +144,7 @@ class Server:
 
     def poll(self, timeout: float | None) -> bool:
         """Handle what has arrived; False if nothing came in time."""
-        events = self.selector.select(timeout)
+        events = self.selector.select(min(timeout or FULL_POLL, FULL_POLL) if self.full else timeout)
         for key, _ in events:
             rank, peer = key.data
             try:
@@ -151,10 +153,8 @@ class Server:
                 self._closed(rank, peer)
                 continue
             self.handle(rank, peer, message, payload, fds)
-        for rank in self.ranks.values() if timeout != 0 else ():
-            for peer in rank.peers():
-                if peer.queue:
-                    peer.flush()
+        for peer in list(self.full):
+            peer.flush()
         return bool(events)
 
     def _closed(self, rank: Rank, peer: wire.Peer) -> None:
@@ -253,7 +253,7 @@ class Server:
         rank.slots.append(group)
 
     def _channel(self, rank: Rank, kind: str, fd: int) -> None:
-        peer = wire.Peer(socket.socket(fileno=fd))
+        peer = wire.Peer(socket.socket(fileno=fd), self.full)
         if kind == "push":
             rank.push = peer
         else:

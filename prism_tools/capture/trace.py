@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from prism_tools.capture.callsite import CallSites
 from prism_tools.capture.calls import Call
+from prism_tools.capture.callsite import CallSites
 from prism_tools.graph.schema import DTYPES, HOST_LANE, NODE_COLUMNS, Kind, Op
 
 POOL_LANE = 1  # gloo's thread pool; graph lanes are ["host", "gloo"] on CPU
@@ -50,8 +50,11 @@ class Tracer:
         issue = now()
         self._span(issue)
         payload = call.ins or call.outs
-        size = sum(t.numel() * t.element_size() for t in payload)
-        count = sum(t.numel() for t in payload)
+        size = count = 0
+        for tensor in payload:
+            elements = tensor.numel()
+            count += elements
+            size += elements * tensor.element_size()
         dtype = _DTYPE.get(str(payload[0].dtype)[6:], -1) if payload else -1
         splits: tuple[int, ...] = ()
         if call.op is Op.ALL_TO_ALL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -212,15 +213,19 @@ class RealWork(TracedWork):
         return self._work.get_future()
 
 
-@torch.no_grad()
 def copy_out(outs: list[torch.Tensor], descs: list[tuple[str, int]], payload: memoryview) -> None:
-    """Copy received bytes into the destination tensors. RuntimeError where sizes differ."""
+    """Copy received bytes into the destination tensors, past autograd as a backend does. RuntimeError where sizes differ."""
     offset = 0
     for out, (dtype_name, count) in zip(outs, descs, strict=True):
-        dtype = getattr(torch, dtype_name)
-        if out.numel() != count:
-            raise RuntimeError(f"prism: {count} elements came for a tensor of {out.numel()}")
-        if count:
-            source = torch.frombuffer(payload, dtype=dtype, count=count, offset=offset)
-            out.detach().copy_(source.view(out.shape))
-        offset += count * dtype.itemsize
+        size = count * out.element_size()
+        if out.numel() != count or str(out.dtype)[6:] != dtype_name:
+            raise RuntimeError(
+                f"prism: {count} elements of {dtype_name} came for {out.numel()} of {str(out.dtype)[6:]}"
+            )
+        if size and out.is_contiguous():
+            ctypes.memmove(out.data_ptr(), ctypes.addressof(ctypes.c_char.from_buffer(payload, offset)), size)
+        elif size:
+            source = torch.frombuffer(payload, dtype=out.dtype, count=count, offset=offset)
+            with torch.no_grad():
+                out.detach().copy_(source.view(out.shape))
+        offset += size

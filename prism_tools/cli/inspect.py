@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from prism_tools.cli import common
 from prism_tools.graph.schema import Kind, Op
@@ -75,22 +73,6 @@ def _picture(text: str) -> str:
     return text
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], form: str) -> None:
-    """Print ``rows`` (dicts with the same keys) as aligned "text", "tsv" or "json"."""
-    if form == "json":
-        print(json.dumps(list(rows), indent=1))
-        return
-    if not rows:
-        return
-    lines = [list(rows[0])] + [[str(cell) for cell in row.values()] for row in rows]
-    if form == "tsv":
-        print("\n".join("\t".join(line) for line in lines))
-        return
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
 def _summary(options: argparse.Namespace) -> None:
     from prism_tools.analyze.summary import summary
 
@@ -99,21 +81,24 @@ def _summary(options: argparse.Namespace) -> None:
 
 def _ranks(options: argparse.Namespace) -> None:
     from prism_tools.analyze.tables import ranks
+    from prism_tools.analyze.text import render
 
-    print_rows(ranks(common.read_graph(options)), options.format)
+    print(render(ranks(common.read_graph(options)), options.format), end="")
 
 
 def _groups(options: argparse.Namespace) -> None:
     from prism_tools.analyze.tables import groups
+    from prism_tools.analyze.text import render
 
-    print_rows(groups(common.read_graph(options)), options.format)
+    print(render(groups(common.read_graph(options)), options.format), end="")
 
 
 def _nodes(options: argparse.Namespace) -> None:
     from prism_tools.analyze.tables import nodes
+    from prism_tools.analyze.text import render
 
     keep = {name: getattr(options, name) for name in ("op", "group", "iteration", "kind")}
-    print_rows(nodes(common.read_graph(options), ranks=options.rank, **keep), options.format)
+    print(render(nodes(common.read_graph(options), ranks=options.rank, **keep), options.format), end="")
 
 
 def _check(options: argparse.Namespace) -> int:

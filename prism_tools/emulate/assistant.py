@@ -23,7 +23,12 @@ class Assistant(Server):
     """Plays all ranks but ``sandbox``. ``planner`` says when crossing operations end, the payloads with which values."""
 
     def __init__(
-        self, graph: Graph, matches: Matches, sandbox: list[int], planner: AtOnce | Timed, payloads: PayloadReader | None
+        self,
+        graph: Graph,
+        matches: Matches,
+        sandbox: list[int],
+        planner: AtOnce | Timed,
+        payloads: PayloadReader | None,
     ) -> None:
         super().__init__()
         self.graph = graph
@@ -79,7 +84,9 @@ class Assistant(Server):
         waiting = {token[0] for token in self.store.waiting}
         if all(other.number in waiting or other.left for other in self.ranks.values()):
             key = next(keys[0] for token, (keys, _) in self.store.waiting.items() if token[0] == rank.number)
-            raise PrismError(f"rank {rank.number} diverged: it waits for store key {key!r}, which nobody set in the recording")
+            raise PrismError(
+                f"rank {rank.number} diverged: it waits for store key {key!r}, which nobody set in the recording"
+            )
 
     def _decide(self, decisions: list[tuple[int, int, int]]) -> None:
         for number, node, when in decisions:

@@ -34,7 +34,7 @@ class Vertex:
     constant: int | None
     delay: int
 
-    def end(self, ends: Sequence[int], arrivals: Mapping[tuple[int, int], int]) -> int:
+    def end(self, ends: Sequence[int] | Mapping[int, int], arrivals: Mapping[tuple[int, int], int]) -> int:
         """When the vertex ends, ns: ``ends`` of earlier vertices by number, ``arrivals`` of sandbox nodes."""
         times = [ends[pred] + after for pred, after in self.preds] + [arrivals[node] for node in self.live]
         return max(times if self.constant is None else [*times, self.constant]) + self.delay
@@ -42,7 +42,7 @@ class Vertex:
 
 @dataclass
 class Condensed:
-    """``vertices`` in dependency order; ``output[(rank, node)] = (vertex, tail)``: the sandbox node ends tail ns after it.
+    """``vertices`` in dependency order; ``output[(rank, node)] = (vertex, tail)``: when that node ends.
 
     Times count from the start of the replay, when every virtual rank starts too.
     """

@@ -78,4 +78,6 @@ def check_trace(graph: Graph, rank: int, trace: dict[str, Any]) -> None:
     else:
         got = "the end of the program"
     place = ordinal(graph, rank, node)
-    raise PrismError(f"rank {rank} diverged at operation {place}: expected {expected_text(graph, rank, node)}, got {got}")
+    raise PrismError(
+        f"rank {rank} diverged at operation {place}: expected {expected_text(graph, rank, node)}, got {got}"
+    )

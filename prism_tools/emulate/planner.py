@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from prism_tools.emulate.condense import Condensed
-from prism_tools.graph.equations import releases
 from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph
+from prism_tools.graph.releases import releases
 
 Decision = tuple[int, int, int]  # rank, node, time (ns on the leader's clock)
 

@@ -10,7 +10,7 @@ import numpy as np
 from prism_tools.capture import ranks
 from prism_tools.emulate.condense import condense
 from prism_tools.emulate.planner import Timed
-from prism_tools.emulate.sandbox import check_hash_seed, memory, open_payloads, run_sandbox, timing
+from prism_tools.emulate.sandbox import check_hash_seed, joined_memory, memory, open_payloads, run_sandbox, timing
 from prism_tools.errors import PrismError
 from prism_tools.graph import provenance
 from prism_tools.graph.iterations import iteration_times
@@ -37,7 +37,7 @@ def replay(graph: Graph, options: argparse.Namespace) -> Graph:
     output = 2 if options.output == "-" else -1  # stdout is for the graph
     traces, assistant = run_sandbox(graph, matches, sandbox, planner, open_payloads(graph), output)
     graph.replay = measured(graph, matches, sandbox, traces)
-    graph.memory = memory("replay", traces) if graph.memory is None else graph.memory
+    graph.memory = joined_memory(graph.memory, memory("replay", traces))
     graph.environment = {**graph.environment, "replay": provenance.environment()}
     graph.stage = "replayed"
     if assistant.values.unknown:
@@ -74,5 +74,3 @@ def crossing_members(matches: Matches, sandbox: list[int]) -> list[int]:
         nodes = matches.of_node[matches.base[rank] : matches.base[rank + 1]]
         chosen |= set(nodes[nodes >= 0].tolist())
     return [member for match in sorted(chosen) for member in matches.members[match].tolist()]
-
-

@@ -29,7 +29,9 @@ def open_payloads(graph: Graph) -> PayloadReader | None:
 def check_hash_seed(graph: Graph) -> None:
     """PrismError unless str hashes are what they were in the recording."""
     if os.environ.get("PYTHONHASHSEED") != str(graph.launch.hash_seed):
-        raise PrismError(f"the program was recorded with another hash seed; set PYTHONHASHSEED={graph.launch.hash_seed}")
+        raise PrismError(
+            f"the program was recorded with another hash seed; set PYTHONHASHSEED={graph.launch.hash_seed}"
+        )
 
 
 def run_sandbox(
@@ -97,3 +99,16 @@ def memory(stage: str, traces: dict[int, dict[str, Any]]) -> Memory:
     numbers = sorted(traces)
     rss = np.array([traces[number]["rss"] for number in numbers], np.int64)
     return Memory(np.array(numbers, np.int32), rss, [stage] * len(numbers))
+
+
+def joined_memory(old: Memory | None, new: Memory) -> Memory:
+    """The newer peak where a rank has two of the same stage."""
+    if old is None:
+        return new
+    fresh = set(zip(new.rank.tolist(), new.stage, strict=True))
+    keep = [k for k, key in enumerate(zip(old.rank.tolist(), old.stage, strict=True)) if key not in fresh]
+    return Memory(
+        np.concatenate([old.rank[keep], new.rank]),
+        np.concatenate([old.rss[keep], new.rss]),
+        [old.stage[k] for k in keep] + new.stage,
+    )

@@ -38,7 +38,7 @@ class Values:
         if operation.op is Op.BROADCAST and operation.root == me:
             return []
         nodes = self._nodes(rank, operation)
-        ins = []
+        ins: list[Tensors] = []
         for member, number in enumerate(group.members):
             if operation.op in FROM_ROOT and member != operation.root:
                 ins.append([])
@@ -98,5 +98,3 @@ class Values:
         if sum(count * getattr(torch, name).itemsize for name, count in operation.descs) == size:
             return operation.descs
         return [(dtype, size // itemsize)]
-
-

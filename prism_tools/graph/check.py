@@ -9,7 +9,8 @@ from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Graph, Timing
 from prism_tools.graph.names import node_text, ranks_text
 from prism_tools.graph.order import dependency_order
-from prism_tools.graph.schema import DTYPES, EPILOGUE, HOST_LANE, PROLOGUE, UNKNOWN, Kind, Match, Op, Reduce
+from prism_tools.graph.releases import releases
+from prism_tools.graph.schema import DTYPES, EPILOGUE, HOST_LANE, PROLOGUE, UNKNOWN, Kind, Op, Reduce
 from prism_tools.graph.semantics import is_queue
 from prism_tools.graph.structure import STRUCTURE, timings
 
@@ -145,27 +146,14 @@ def timeline_respects_matches(graph: Graph) -> list[str]:
     empty = [np.empty(0, np.int64)]
     start = np.concatenate(empty + [timeline.start[k] for k in timeline.row])
     end = np.concatenate(empty + [timeline.end[k] for k in timeline.row])
-    root = _column(graph, matches, "root")
     lines = []
-    for m in range(len(matches)):
-        members, kind = matches.members[m], matches.kind[m]
-        for leavers, awaited in _awaited(members, int(kind), int(root[members[0]])):
-            bad = leavers[end[leavers] < start[awaited].max(initial=0)]
-            if len(bad):
-                lines.append(f"{_node(graph, matches, int(bad[0]))} ends before all it waits for have arrived")
+    for match in range(len(matches)):
+        for arrivals, leavers in releases(graph, matches, match):
+            bad = [node for node in leavers if end[node] < start[arrivals].max()]
+            if bad:
+                lines.append(f"{_node(graph, matches, bad[0])} ends before all it waits for have arrived")
                 break
     return lines
-
-
-def _awaited(members: np.ndarray, kind: int, root: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(who leaves, after whose arrival) of a match."""
-    if kind in (Match.COLLECTIVE, Match.PAIR):
-        return [(members, members)]
-    if kind == Match.EAGER:
-        return [(members[1:], members)]
-    if kind == Match.ROOT_FIRST:
-        return [(members, members[root : root + 1])]
-    return [(members[root : root + 1], members)]
 
 
 def _row_times(graph: Graph, name: str, timing: Timing, k: int) -> list[str]:

@@ -17,6 +17,7 @@ from prism_tools.graph.schema import FORMAT, VERSION
 from prism_tools.graph.structure import structure_problem
 from prism_tools.graph.tree import PARTS, from_tree, to_tree
 
+LIBVER = ("v110", "v110")  # all metadata has checksums from here on, without which HDF5 crashes on damaged files
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 COMPRESS_FROM = 4096  # bytes; smaller arrays are stored as they are
 CHUNK_BYTES = 1 << 20
@@ -54,7 +55,7 @@ def write(graph: Graph, path: str | os.PathLike[str]) -> None:
     size = _size(tree) + sum(len(image) for image in graph.unknown.values())
 
     def build(target: IO[bytes]) -> None:
-        with h5py.File(target, "w") as file:
+        with h5py.File(target, "w", libver=LIBVER) as file:
             _fill(file, {name: value for name, value in tree.items() if name != "complete"})
             for name in sorted(graph.unknown):
                 with h5py.File(io.BytesIO(graph.unknown[name]), "r") as image:
@@ -139,7 +140,7 @@ def _storage(array: np.ndarray) -> dict[str, Any]:
 def _image(file: h5py.File, name: str) -> bytes:
     """An object that this version does not know, as an HDF5 file of its own: copied unread, filters and all."""
     buffer = io.BytesIO()
-    with h5py.File(buffer, "w") as image:
+    with h5py.File(buffer, "w", libver=LIBVER) as image:
         file.copy(name, image)
     return buffer.getvalue()
 

@@ -10,6 +10,7 @@ from prism_tools.errors import PrismError
 from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph, Program, Ragged
 from prism_tools.graph.names import node_text
+from prism_tools.graph.releases import Release, releases
 from prism_tools.graph.semantics import is_queue
 
 SHOWN = 20  # stuck ranks spelt out in an error
@@ -18,13 +19,15 @@ SHOWN = 20  # stuck ranks spelt out in an error
 @dataclass
 class Order:
     """``steps``: s >= 0: flat node s, all of whose predecessors have ended (a COMM node arrives now, and ends later);
-    s < 0: match -(s + 1), all of whose members have arrived (they end now).
+    s < 0: release -(s + 1), all of whose arrivals have come (its leavers end now).
 
+    ``releases``: those of all matches (graph/releases.py), by number.
     ``preds``: int64, row n: flat predecessors of flat node n: the one before it in its queue lane, then edge sources.
     """
 
     steps: list[int]
     preds: Ragged
+    releases: list[Release]
 
 
 def dependency_order(graph: Graph, matches: Matches) -> Order:
@@ -37,29 +40,32 @@ def dependency_order(graph: Graph, matches: Matches) -> Order:
     missing = np.diff(preds.offset).tolist()
     followers = _followers(preds)
     offset, data = followers.offset.tolist(), followers.data.tolist()
-    of_node = matches.of_node.tolist()
-    absent = np.diff(matches.members.offset).tolist()
+    gates = [release for match in range(len(matches)) for release in releases(graph, matches, match)]
+    absent = [len(arrivals) for arrivals, _ in gates]
+    opens: dict[int, list[int]] = {}
+    for gate, (arrivals, _) in enumerate(gates):
+        for member in arrivals:
+            opens.setdefault(member, []).append(gate)
+    communicates = (matches.of_node >= 0).tolist()
     steps: list[int] = []
     ready = [n for n in range(total - 1, -1, -1) if not missing[n]]
     while ready:
         node = ready.pop()
         steps.append(node)
-        ended: list[int] | tuple[int, ...] = (node,)
-        match = of_node[node]
-        if match >= 0:
-            absent[match] -= 1
-            if absent[match]:
-                continue
-            steps.append(-match - 1)
-            ended = matches.members[match].tolist()
+        ended = [] if communicates[node] else [node]
+        for gate in opens.get(node, ()):
+            absent[gate] -= 1
+            if not absent[gate]:
+                steps.append(-gate - 1)
+                ended += gates[gate][1]
         for source in ended:
             for follower in data[offset[source] : offset[source + 1]]:
                 missing[follower] -= 1
                 if not missing[follower]:
                     ready.append(follower)
-    if len(steps) < total + len(matches):
-        raise _stuck(graph, matches, preds, steps)
-    return Order(steps, preds)
+    if len(steps) < total + len(gates):
+        raise _stuck(graph, matches, preds, steps, gates)
+    return Order(steps, preds, gates)
 
 
 def _predecessors(graph: Graph, base: np.ndarray) -> Ragged:
@@ -92,14 +98,16 @@ def _followers(preds: Ragged) -> Ragged:
     return Ragged(offset, owner[np.argsort(preds.data, kind="stable")])
 
 
-def _stuck(graph: Graph, matches: Matches, preds: Ragged, steps: list[int]) -> PrismError:
+def _stuck(graph: Graph, matches: Matches, preds: Ragged, steps: list[int], gates: list[Release]) -> PrismError:
     """What each rank waits in: the nodes that have arrived in a match whose other members have not."""
     arrived = np.zeros(len(preds), bool)
     done = np.array(steps, np.int64)
     arrived[done[done >= 0]] = True
-    over = np.zeros(len(matches), bool)
-    over[-done[done < 0] - 1] = True
-    waiting = np.flatnonzero(arrived & (matches.of_node >= 0) & ~np.append(over, True)[matches.of_node])
+    held = arrived & (matches.of_node >= 0)
+    for step in steps:
+        if step < 0:
+            held[gates[-step - 1][1]] = False
+    waiting = np.flatnonzero(held)
     if not len(waiting):  # no communication is to blame: edges of one rank run in a circle
         waiting = np.flatnonzero(~arrived)
     lines = []

@@ -74,10 +74,12 @@ class Match(IntEnum):
     """How the members of one communication event hold each other up (design §2)."""
 
     COLLECTIVE = 0  # nobody ends before all have arrived
-    ROOT_FIRST = 1  # broadcast, scatter: the root leaves early, the others need only themselves and the root
-    ROOT_LAST = 2  # reduce, gather: the leaves leave early, the root needs everybody
+    ROOT_FIRST = 1  # NCCL's broadcast, scatter: the root leaves early, the others need only themselves and the root
+    ROOT_LAST = 2  # NCCL's reduce, gather: the leaves leave early, the root needs everybody
     PAIR = 3  # send/recv, rendezvous: both end after both have arrived
     EAGER = 4  # send/recv, eager: the sender needs only itself
+    ROOTED = 5  # gloo's scatter and gather: the root needs everybody, the others need only themselves and the root
+    TREE = 6  # gloo's broadcast: a member needs its ancestors, itself and its children in a binomial tree
 
 
 # Node columns of a program and their storage types; -1 where a column does not apply.
@@ -97,8 +99,8 @@ NODE_COLUMNS = {
 
 # Value columns, one row a node: what may differ between ranks of one program class.
 VALUE_COLUMNS = {
-    "bytes": "i8",  # this rank's contribution: its input (send and collectives), 0 for recv and barrier
-    "count": "i8",  # elements of that contribution
+    "bytes": "i8",  # this rank's contribution, or where it contributes nothing (recv, not the root) what it receives
+    "count": "i8",  # elements of the same
     "tag": "i8",
 }  # plus "splits", ragged: all_to_all's bytes to each member, then bytes from each member
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from prism_tools.graph.schema import P2P, Match, Op
 
-# Who leaves early (design §2). The barrier's op never has a root; all-to-all and gathers to all need everybody.
-_BY_OP = {
+# Who leaves early. Gloo: measured with one late member at a time; its sends are rendezvous, so a root waits for
+# whom it sends to. Its reduce is a chain that holds up nearly everybody: taken as a collective.
+_GLOO = {
+    Op.BROADCAST: Match.TREE,
+    Op.SCATTER: Match.ROOTED,
+    Op.GATHER: Match.ROOTED,
+}
+_NCCL = {
     Op.BROADCAST: Match.ROOT_FIRST,
     Op.SCATTER: Match.ROOT_FIRST,
     Op.REDUCE: Match.ROOT_LAST,
     Op.GATHER: Match.ROOT_LAST,
-    Op.SEND: Match.PAIR,
-    Op.RECV: Match.PAIR,
 }
 
 
 def match_kind(backend: str, op: Op) -> Match:
-    """How the members of one ``op`` on ``backend`` ("gloo", "nccl") hold each other up.
+    """How the members of one ``op`` on ``backend`` ("gloo", else as NCCL) hold each other up.
 
-    Both backends agree: gloo's sends are rendezvous at every size, and NCCL's are treated so. No backend makes EAGER
-    matches yet; the kind exists for graphs that are edited by hand.
+    No backend makes EAGER matches yet; the kind exists for graphs that are edited by hand.
     """
-    return _BY_OP.get(op, Match.COLLECTIVE)
+    if op in P2P:
+        return Match.PAIR
+    return (_GLOO if backend == "gloo" else _NCCL).get(op, Match.COLLECTIVE)
 
 
 def is_queue(lane_name: str) -> bool:

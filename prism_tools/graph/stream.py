@@ -161,8 +161,8 @@ def _signals_wait() -> Iterator[None]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-        for number in dict.fromkeys(waiting):
-            signal.raise_signal(number)
+        for caught in dict.fromkeys(waiting):
+            signal.raise_signal(caught)
 
 
 def _save_file(path: str, build: Callable[[IO[bytes]], None]) -> None:

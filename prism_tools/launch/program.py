@@ -9,7 +9,19 @@ import sys
 from prism_tools.errors import PrismError
 
 # Names that a program's behaviour may depend on. A graph file may be shown to others: never pass secrets on.
-ALLOWED = ("OMP_", "MKL_", "TORCH", "PYTORCH", "NCCL_", "GLOO_", "CUDA_", "PYTHONPATH", "PYTHONUNBUFFERED", "LANG", "LC_")
+ALLOWED = (
+    "OMP_",
+    "MKL_",
+    "TORCH",
+    "PYTORCH",
+    "NCCL_",
+    "GLOO_",
+    "CUDA_",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "LANG",
+    "LC_",
+)
 FORBIDDEN = ("KEY", "TOKEN", "SECRET", "PASS")
 SETS_ITSELF = ("TORCHELASTIC",)  # set per rank by us
 

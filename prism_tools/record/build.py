@@ -10,9 +10,8 @@ from prism_tools.capture.server import Group
 from prism_tools.capture.trace import LANES
 from prism_tools.graph import provenance
 from prism_tools.graph.model import Graph, Groups, Launch, Payload, Program, Ragged, Ranks, StoreLog, Values
+from prism_tools.graph.schema import VALUE_COLUMNS
 from prism_tools.graph.segments import find_segments
-
-EMPTY_TRACE: dict[str, Any] = {}
 
 
 class Strings:
@@ -49,50 +48,60 @@ def build(
 ) -> Graph:
     """The graph of ``len(launch.entropy)`` ranks. Ranks without a trace (given up) get no nodes."""
     world = len(launch.entropy)
-    strings = Strings()
-    programs: list[Program] = []
-    values: list[Values] = []
-    known: dict[bytes, int] = {}
-    program_of, values_of, slots = [], [], []
+    classes = _Classes()
     numbers = {(group.name, group.members): group.number for group in groups}
-    for rank in range(world):
-        trace = traces.get(rank) or empty_trace()
-        columns = program_columns(trace, strings)
-        key = b"program" + b"".join(a.tobytes() for a in columns.values()) + trace["edges"].tobytes()
-        if key not in known:
-            known[key] = len(programs)
-            programs.append(Program(columns, trace["edges"]))
-        program_of.append(known[key])
-        arrays = [trace[name] for name in ("bytes", "count", "tag", "split_offset", "splits")]
-        key = b"values" + b"".join(a.tobytes() for a in arrays)
-        if key not in known:
-            known[key] = len(values)
-            values.append(Values(dict(zip(("bytes", "count", "tag"), arrays, strict=False)), Ragged(*arrays[3:])))
-        values_of.append(known[key])
-        slots.append(np.array([numbers[name, tuple(ranks)] for name, ranks in trace["slots"]], np.int32))
+    members = [classes.add(traces.get(rank) or empty_trace(), numbers) for rank in range(world)]
     place = np.arange(world, dtype=np.int32)
     ranks = Ranks(
-        np.array(program_of, np.int32),
-        np.array(values_of, np.int32),
+        np.array([program for program, _, _ in members], np.int32),
+        np.array([values for _, values, _ in members], np.int32),
         place % launch.nproc_per_node,
         place // launch.nproc_per_node,
-        slots,
+        [slots for _, _, slots in members],
     )
     return Graph(
         stage="bare",
         world_size=world,
         launch=launch,
         groups=_groups(groups),
-        programs=programs,
-        values=values,
+        programs=classes.programs,
+        values=classes.values,
         ranks=ranks,
         lanes=list(LANES),
-        strings=strings.texts,
+        strings=classes.strings.texts,
         store=_store(store),
         payload=payload,
         environment=provenance.environment(),
         complete=complete,
     )
+
+
+class _Classes:
+    """Program and value classes found so far."""
+
+    def __init__(self) -> None:
+        self.strings = Strings()
+        self.programs: list[Program] = []
+        self.values: list[Values] = []
+        self._known: dict[bytes, int] = {}
+
+    def add(
+        self, trace: dict[str, Any], numbers: dict[tuple[str, tuple[int, ...]], int]
+    ) -> tuple[int, int, np.ndarray]:
+        """A rank's program class, value class, and the group of each of its slots (int32)."""
+        columns = program_columns(trace, self.strings)
+        key = b"program" + b"".join(a.tobytes() for a in columns.values()) + trace["edges"].tobytes()
+        if key not in self._known:
+            self._known[key] = len(self.programs)
+            self.programs.append(Program(columns, trace["edges"]))
+        program = self._known[key]
+        arrays = [trace[name] for name in ("bytes", "count", "tag", "split_offset", "splits")]
+        key = b"values" + b"".join(a.tobytes() for a in arrays)
+        if key not in self._known:
+            self._known[key] = len(self.values)
+            self.values.append(Values(dict(zip(VALUE_COLUMNS, arrays, strict=False)), Ragged(*arrays[3:])))
+        slots = np.array([numbers[name, tuple(ranks)] for name, ranks in trace["slots"]], np.int32)
+        return program, self._known[key], slots
 
 
 def empty_trace() -> dict[str, Any]:

@@ -71,6 +71,7 @@ class Coordinator(Server):
         self.sends: dict[tuple, deque] = {}
         self.recvs: dict[tuple, deque] = {}
         self.hot: Collective | None = None
+        self.watching: set[int] = set()  # ranks with an operation that C++ may wait for
 
     # --- turns
 
@@ -84,8 +85,7 @@ class Coordinator(Server):
         """Run until every rank has left. PrismError: deadlock, mismatch, or a failed rank."""
         while self.running():
             self._schedule()
-            stalled = any(t.state is State.ACTIVE and t.rank.watched for t in self.turns.values() if t.rank.watched)
-            if not self.poll(STALL_POLL if stalled else 1.0) and stalled:
+            if not self.poll(STALL_POLL if self.watching else 1.0) and self.watching:
                 self._look_for_stalls()
             tick()
             if self.running() and not (self.active or self.ready or self._anyone_leaving()):
@@ -143,8 +143,8 @@ class Coordinator(Server):
 
     def _look_for_stalls(self) -> None:
         """An active rank that sleeps although a watched operation is open is blocked in C++: free its slot."""
-        for turn in self.turns.values():
-            if turn.state is State.ACTIVE and any(opid in turn.issued for opid in turn.rank.watched):
+        for turn in [self.turns[number] for number in self.watching]:
+            if turn.state is State.ACTIVE:
                 turn.sleeps = turn.sleeps + 1 if process_state(turn.rank.pid) == "S" else 0
                 if turn.sleeps >= 2:
                     turn.sleeps = 0
@@ -192,7 +192,10 @@ class Coordinator(Server):
     def on_watch(self, rank: Rank, opid: int) -> None:
         turn = self.turns[rank.number]
         if opid in turn.done and rank.push is not None:
+            rank.watched.discard(opid)
             rank.push.send(*turn.done.pop(opid))
+        else:
+            self.watching.add(rank.number)
 
     def on_store_wait(self, rank: Rank, peer: wire.Peer) -> None:
         turn = self.turns[rank.number]
@@ -215,6 +218,7 @@ class Coordinator(Server):
 
     def on_gone(self, rank: Rank, signal_number: int) -> None:
         turn = self.turns[rank.number]
+        self.watching.discard(rank.number)
         self._block(turn)
         turn.state = State.LEFT
         super().on_gone(rank, signal_number)
@@ -288,6 +292,8 @@ class Coordinator(Server):
         if opid in rank.watched and rank.push is not None:
             push = rank.push
             rank.watched.discard(opid)
+            if not rank.watched:
+                self.watching.discard(rank.number)
             if turn.state is State.BLOCKED and (turn.waits == opid or not (turn.waits or turn.store_keys)):
                 self._make_ready(turn, lambda: push.send(message, parcel))
             else:

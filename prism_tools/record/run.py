@@ -107,20 +107,22 @@ def check_writable(output: str) -> None:
 
 def show_progress(options: argparse.Namespace, coordinator: Coordinator) -> None:
     """The moving line."""
+    if not options.progress.live:
+        return
     blocked = sum(not turn.rank.left for turn in coordinator.turns.values()) - coordinator.active
     options.progress.update(f"ranks running {coordinator.active} blocked {blocked}  switches {coordinator.switches:,}")
 
 
-def _write(options: argparse.Namespace, coordinator: Coordinator, launch: Launch, payload: Payload, whole: bool = True) -> None:
+def _write(
+    options: argparse.Namespace, coordinator: Coordinator, launch: Launch, payload: Payload, whole: bool = True
+) -> None:
     traces = {number: rank.trace for number, rank in coordinator.ranks.items() if rank.trace is not None}
     graph = build(traces, list(coordinator.groups.values()), launch, payload, coordinator.store.log, whole)
     provenance.append(graph, options.tool, options.argv)
     file.write(graph, options.output)
 
 
-def _keep_partial(
-    options: argparse.Namespace, coordinator: Coordinator, launch: Launch, problem: PrismError
-) -> None:
+def _keep_partial(options: argparse.Namespace, coordinator: Coordinator, launch: Launch, problem: PrismError) -> None:
     """Save what is known of a recording that was given up; the problem's own message comes first."""
     coordinator.collect_traces()
     try:

@@ -51,9 +51,7 @@ def moving_nodes(graph: Graph, options: argparse.Namespace) -> list[tuple[int, i
     return found
 
 
-def own_of_slice(
-    graph: Graph, matches: Matches, sandbox: list[int], delay: int, seed: int
-) -> dict[int, np.ndarray]:
+def own_of_slice(graph: Graph, matches: Matches, sandbox: list[int], delay: int, seed: int) -> dict[int, np.ndarray]:
     """Own times of the sandbox's nodes, with virtual peers up to ``delay`` ns late."""
     output = os.open(os.devnull, os.O_WRONLY)
     try:

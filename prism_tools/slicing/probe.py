@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from prism_tools.graph.model import Graph, Probes
 from prism_tools.graph.schema import P2P, Kind, Op
 from prism_tools.slicing.plan import slices
 from prism_tools.slicing.probe_program import REPEATS, program
-
-if TYPE_CHECKING:
-    from prism_tools.cli.progress import Progress
 
 MOST_PROCESSES = 16  # larger groups are measured with this many members, which the report calls a fit
 MOST_SIZES = 12  # distinct sizes of one operation; value-dependent ones have thousands
@@ -42,9 +39,7 @@ def probe(graph: Graph, options: argparse.Namespace) -> Graph:
     return graph
 
 
-def measure(
-    graph: Graph, matches: Matches, size: int | None, progress: Progress, repeats: int = REPEATS
-) -> Probes | None:
+def measure(graph: Graph, matches: Matches, size: int | None, progress: Any, repeats: int = REPEATS) -> Probes | None:
     """Probes of the crossing operations; None if nothing crosses."""
     wanted = wanted_operations(graph, matches, size)
     if not wanted:
@@ -76,8 +71,8 @@ def measure(
 def wanted_operations(graph: Graph, matches: Matches, size: int | None) -> list[Wanted]:
     """The distinct operations of matches whose members do not all run in one slice."""
     slice_of = np.arange(graph.world_size)
-    for number, members in enumerate(slices(graph, size) if size else []):
-        slice_of[members] = number
+    for number, ranks_ in enumerate(slices(graph, size) if size else []):
+        slice_of[ranks_] = number
     found: dict[tuple[int, int, int, int], set[int]] = {}
     for match in range(len(matches)):
         members = matches.members[match]
@@ -108,7 +103,9 @@ def run_processes(count: int, body: Callable[[], None]) -> list[dict[str, Any]]:
     try:
         for rank in range(count):
             server.spawn(
-                ranks.Spec([], "/", {}, count, rank, rank, 0, count, rank, frozenset(range(count)), -1, False, body=body)
+                ranks.Spec(
+                    [], "/", {}, count, rank, rank, 0, count, rank, frozenset(range(count)), -1, False, body=body
+                )
             )
         for member in server.ranks.values():
             member.main.send(("go",))
@@ -137,11 +134,8 @@ def split(plans: list[Wanted], repeats: int, traces: list[dict[str, Any]]) -> li
 def summary(plan: Wanted, samples: np.ndarray) -> tuple[int, int, np.ndarray]:
     """Duration (median of the last arriver's), spread (half the interquartile range) and tails int64[members], ns."""
     ready, end = samples[:, :, 0], samples[:, :, 1]
-    if plan.op in (Op.REDUCE, Op.GATHER):  # the others may leave before the root has anything
-        end = end[:, :1]
     first = end.min(axis=1)
     durations = first - ready.max(axis=1)
     low, middle, high = np.percentile(durations, (25, 50, 75))
-    tails = np.zeros(plan.size, np.int64)
-    tails[: end.shape[1]] = np.median(end - first[:, None], axis=0)
+    tails = np.median(end - first[:, None], axis=0).astype(np.int64)
     return max(int(middle), 0), int(high - low) // 2, tails

@@ -37,7 +37,7 @@ def program(plans: list[Wanted], repeats: int) -> None:
 
 def late_member(plan: Wanted, repeat: int) -> int:
     """Who arrives last: the root where others need it and it does not need them, else each in turn."""
-    return 0 if plan.op in (Op.BROADCAST, Op.SCATTER) else repeat % plan.size
+    return 0 if plan.op in (Op.BROADCAST, Op.SCATTER, Op.GATHER) else repeat % plan.size
 
 
 def align(store: object, key: str, count: int) -> None:
@@ -90,8 +90,8 @@ def shaped(op: Op, data: torch.Tensor, size: int, kind: object, group: object, r
             out = torch.zeros(splits[rank] * size, dtype=data.dtype)
             return lambda: dist.all_to_all_single(out, data, [splits[rank]] * size, splits, group=group)
         case Op.GATHER:
-            many = [torch.zeros_like(data) for _ in range(size)] if rank == 0 else None
-            return lambda: dist.gather(data, many, group_dst=0, group=group)
+            gathered = [torch.zeros_like(data) for _ in range(size)] if rank == 0 else None
+            return lambda: dist.gather(data, gathered, group_dst=0, group=group)
         case Op.SCATTER:
             mine = torch.zeros(max(data.numel() // size, 1), dtype=data.dtype)
             parts = [torch.zeros_like(mine) for _ in range(size)] if rank == 0 else None

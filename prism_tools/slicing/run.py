@@ -10,11 +10,11 @@ import numpy as np
 
 from prism_tools.capture import ranks
 from prism_tools.emulate.planner import AtOnce
-from prism_tools.emulate.sandbox import check_hash_seed, memory, open_payloads, run_sandbox, timing
+from prism_tools.emulate.sandbox import check_hash_seed, joined_memory, memory, open_payloads, run_sandbox, timing
 from prism_tools.graph import provenance
 from prism_tools.graph.iterations import iteration_times
 from prism_tools.graph.match import find_matches
-from prism_tools.graph.model import Graph, Memory, Timing
+from prism_tools.graph.model import Graph, Timing
 from prism_tools.graph.names import ranks_text
 from prism_tools.slicing.plan import slices
 from prism_tools.slicing.probe import measure
@@ -66,21 +66,8 @@ def add_rows(graph: Graph, rows: list[Row]) -> None:
 
 def joined(old: Timing, new: Timing) -> Timing:
     """Rows of both."""
-    columns = {}
+    columns: dict[str, Any] = {}
     for name in Timing.__dataclass_fields__:
         a, b = getattr(old, name), getattr(new, name)
         columns[name] = a + b if isinstance(a, list) else np.concatenate([a, b])
     return Timing(**columns)
-
-
-def joined_memory(old: Memory | None, new: Memory) -> Memory:
-    """The newer peak where a rank has two of the same stage."""
-    if old is None:
-        return new
-    fresh = set(zip(new.rank.tolist(), new.stage, strict=True))
-    keep = [k for k, key in enumerate(zip(old.rank.tolist(), old.stage, strict=True)) if key not in fresh]
-    return Memory(
-        np.concatenate([old.rank[keep], new.rank]),
-        np.concatenate([old.rss[keep], new.rss]),
-        [old.stage[k] for k in keep] + new.stage,
-    )

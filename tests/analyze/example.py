@@ -24,8 +24,8 @@ def bare(ranks=2, iterations=3):
 
 
 def calibrated(iterations=3, late=4):
-    """Measured together: 10 ms of compute (rank 1: ``late`` ms more), 2 ms all_reduce, 1 ms, all_gather of 5 ms beside 3 ms
-    of compute, 1 ms. An iteration lasts 10 + late + 2 + 1 + 5 + 1 ms."""
+    """Measured together: 10 ms of compute (rank 1: ``late`` ms more), 2 ms all_reduce, 1 ms, all_gather of 5 ms beside
+    3 ms of compute, 1 ms. An iteration lasts 10 + late + 2 + 1 + 5 + 1 ms."""
     graph = bare(iterations=iterations)
     for rank in (0, 1):
         clock, times = 0, []
@@ -49,8 +49,7 @@ def replayed():
     graph.replay = Replay(
         timing, np.array([0, 0, 2, 0]), np.array([0, 0, 17 * MS, 0]), np.array([True, True, False, True]), 1, 0
     )
-    graph.memory = Memory(
-        np.array([0, 1, 0]), np.array([9e9, 1.9e9, 1.92e9]).astype(np.int64), ["sliced", *["replayed"] * 2]
-    )
+    rss = np.array([9_000, 1_900, 1_920]) * 10**6
+    graph.memory = Memory(np.array([0, 1, 0]), rss, ["slice", "replay", "replay"])
     graph.stage = "replayed"
     return graph

@@ -17,7 +17,7 @@ def test_a_replayed_graph_says_everything():
         "  where durations come from  real 100 %   probe 0 %   fit 0 %   emulated 0 %\n"
         "peak memory         rank 0  1.92 GB   rank 1  1.90 GB   (RSS; CPU run)\n"
         "slowest member      rank 1 is last in 2 of 4 collectives, by 4 ms (train.py:8 forward)\n"
-        "groups              1 created of 1   virtual ranks touched 0 of 0\n"
+        "groups              1 created of 1   virtual ranks touched 0 of 0"
     )
 
 
@@ -25,7 +25,7 @@ def test_a_bare_graph_has_no_times():
     graph = bare()
     assert summary(graph) == (
         "world 2   program train.py --tp 2   backend gloo   iterations 3\n"
-        "recorded            48 nodes in 1 program class, payloads none (0 B)\n"
+        "recorded            48 nodes in 1 program class, payloads none (0 B)"
     )
     add_timing(graph, {1: [(0, 0, 0, 1)] * 24}, slice_id=0)
     graph.complete = False

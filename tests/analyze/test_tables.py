@@ -4,38 +4,37 @@ import json
 
 import pytest
 
-from prism_tools.analyze.tables import Filter, group_table, node_table, rank_table
+from prism_tools.analyze.tables import groups, nodes, ranks
 from prism_tools.analyze.text import brief, cut, milliseconds, percent, render, size, with_interval
 from prism_tools.errors import PrismError
-from prism_tools.graph.schema import Kind, Op
 from tests.analyze.example import MS, bare, calibrated, replayed
 from tests.graph.builder import build, comm, compute
 
 
 def test_ranks():
-    rows = rank_table(replayed())
+    rows = ranks(replayed())
     assert rows[0] == {
         "rank": 0, "class": 0, "nodes": 24, "collectives": 6, "send_recv": 0, "bytes": 13200,
         "compute_ns": 15 * MS, "comm_ns": 7 * MS, "wait_ns": 6 * MS, "rss_bytes": 9 * 10**9,
     }  # fmt: skip
     assert (rows[1]["compute_ns"], rows[1]["wait_ns"]) == (19 * MS, 2 * MS)
-    assert set(rank_table(bare())[0]) == {"rank", "class", "nodes", "collectives", "send_recv", "bytes"}
-    first = rank_table(calibrated(), Filter(ranks=frozenset([1]), iterations=frozenset([0, 1])))
-    assert [(row["rank"], row["nodes"], row["compute_ns"]) for row in first] == [(1, 16, 38 * MS)]
+    assert set(ranks(bare())[0]) == {"rank", "class", "nodes", "collectives", "send_recv", "bytes"}
+    first = ranks(calibrated(), ranks=[1], iteration=0)
+    assert [(row["rank"], row["nodes"], row["compute_ns"]) for row in first] == [(1, 8, 19 * MS)]
 
 
 def test_groups():
-    (row,) = group_table(calibrated(), Filter(iterations=frozenset([1])))
+    (row,) = groups(calibrated(), iteration=1)
     assert row == {
         "group": "world", "backend": "gloo", "size": 2, "operations": 2, "mostly": "all_reduce", "bytes": 8800,
         "comm_ns": 7 * MS, "wait_ns": 2 * MS, "last_rank": 1, "last_times": 1, "members": "0-1",
     }  # fmt: skip
-    assert group_table(calibrated(), Filter(groups=frozenset([7]))) == []
-    assert "comm_ns" not in group_table(bare())[0]
+    assert groups(calibrated(), op="barrier") == []
+    assert "comm_ns" not in groups(bare())[0]
 
 
 def test_nodes():
-    rows = node_table(calibrated(), Filter(frozenset([0]), frozenset([Op.ALL_REDUCE]), None, frozenset([1]), None))
+    rows = nodes(calibrated(), ranks=[0], op="all_reduce", group="world", iteration=1, kind="comm")
     assert rows == [
         {
             "rank": 0, "node": 9, "iteration": 1, "kind": "comm", "op": "all_reduce", "group": "world", "peer": None,
@@ -43,19 +42,22 @@ def test_nodes():
             "source": "real", "callsite": "train.py:8 forward",
         }
     ]  # fmt: skip
-    assert len(node_table(calibrated(), Filter(kinds=frozenset([Kind.WAIT])))) == 6
+    assert len(nodes(calibrated(), kind="wait")) == 6
     with pytest.raises(PrismError, match="no rank 12"):
-        node_table(bare(), Filter(ranks=frozenset([12])))
+        nodes(bare(), ranks=[12])
+    with pytest.raises(PrismError, match=r"no group dp \(file has world\)"):
+        nodes(bare(), group="dp")
 
 
 def test_peers_and_roots_are_global_ranks():
-    def nodes(rank):
+    def program(rank):
         pair = [compute(), comm("send" if rank == 3 else "recv", "odd", 4, peer=4 - rank)] if rank in (1, 3) else []
         return [compute(), comm("broadcast", "world", 4, root=2), *pair, compute()]
 
-    rows = node_table(build(4, {"world": [0, 1, 2, 3], "odd": [1, 3]}, nodes), Filter(kinds=frozenset([Kind.COMM])))
+    rows = nodes(build(4, {"world": [0, 1, 2, 3], "odd": [1, 3]}, program), kind="comm")
     assert [(row["rank"], row["op"], row["peer"]) for row in rows] == [
-        (0, "broadcast", 2), (1, "broadcast", 2), (1, "recv", 3), (2, "broadcast", 2), (3, "broadcast", 2), (3, "send", 1),
+        (0, "broadcast", 2), (1, "broadcast", 2), (1, "recv", 3), (2, "broadcast", 2), (3, "broadcast", 2),
+        (3, "send", 1),
     ]  # fmt: skip
 
 

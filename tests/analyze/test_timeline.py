@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from prism_tools.analyze.timeline import COLOURS, COMPUTE, _bars, _rows, draw
+from prism_tools.analyze.timeline import ALONE, COLOURS, COMPUTE, HOST, _bands, _bars, _rows, draw
 from prism_tools.errors import PrismError
 from prism_tools.graph.model import Timeline
 from prism_tools.graph.schema import Op
 from tests.analyze.example import bare, calibrated
+from tests.graph.builder import build, comm, compute, wait
 
 
 @pytest.mark.parametrize("ending, head", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
@@ -30,6 +31,22 @@ def test_waiting_and_transfer_are_told_apart():
     assert (10, 14, *host) in waiting and (20, 22, *host) in waiting
     assert (0, 14, 1.06, 1.64) in [tuple(round(x, 3) for x in span) for span in bars.critical]
     assert bars.ops == {Op.ALL_REDUCE, Op.ALL_GATHER}
+
+
+def test_overlapping_operations_lie_side_by_side():
+    def nodes(rank):
+        flying = [comm("barrier", "world", name=name, is_async=True) for name in "abc"]
+        return [compute(), *flying, compute(), wait(*"abc"), compute()]
+
+    program = build(1, {"world": [0]}, nodes).program_of(0)
+    start, end = np.array([0, 10, 10, 20, 10, 30, 40]), np.array([10, 20, 40, 50, 30, 40, 50])
+    bands = _bands(program, list(range(7)), start, end)
+    assert [tuple(round(x, 2) for x in bands[node]) for node in range(1, 4)] == [
+        (0.19, 0.32),
+        (0.06, 0.19),
+        (0.19, 0.32),
+    ]
+    assert bands[0] == HOST and _bands(program, [0, 4], start, end) == {0: ALONE, 4: ALONE}
 
 
 def many(ranks, timing_classes):

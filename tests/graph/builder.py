@@ -220,7 +220,13 @@ def add_results(graph: Graph) -> None:
     )
     # All ranks in step: node k starts at k * 1000 and ends just before k + 1 does; waits go unnoticed.
     graph.timeline = Timeline(
-        rows, [end - 1000 for end in ends], ends, np.array([8000], np.int64), 8000, 40, np.array([[0, 0], [1, 2]])
+        rows,
+        [end - 1000 for end in ends],
+        ends,
+        np.array([8000], np.int64),
+        8000,
+        40,
+        np.array([[0, 0], [graph.world_size - 1, lengths[-1] - 1]]),
     )
     timing = graph.timing
     assert timing is not None

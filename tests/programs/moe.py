@@ -53,9 +53,9 @@ for step in range(4):
 
 mine, other = torch.tensor([float(rank)]), torch.empty(1)
 if rank == 0:
-    assert {dist.recv(other) for _ in range(world - 1)} == set(range(1, world))
+    assert {dist.recv(other, tag=1) for _ in range(world - 1)} == set(range(1, world))
 else:
-    dist.send(mine, 0)
+    dist.send(mine, 0, tag=1)
 ring = [dist.P2POp(dist.isend, mine, (rank + 1) % world), dist.P2POp(dist.irecv, other, (rank - 1) % world)]
 for work in dist.batch_isend_irecv(ring):
     work.wait()

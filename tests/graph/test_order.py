@@ -1,0 +1,92 @@
+"""Dependency order: every step after what it needs, the same each time, and cycles named."""
+
+import pytest
+
+from prism_tools.errors import PrismError
+from prism_tools.graph.match import find_matches
+from prism_tools.graph.order import dependency_order
+from tests.graph.builder import build, comm, compute, step, train4, wait
+
+
+def order_of(graph):
+    return dependency_order(graph, find_matches(graph))
+
+
+def test_steps_come_after_what_they_need():
+    graph = train4()
+    matches = find_matches(graph)
+    order = dependency_order(graph, matches)
+    total = int(matches.base[-1])
+    assert sorted(order.steps) == list(range(-len(order.releases), total))
+    arrived, ended = set(), set()
+    for done in order.steps:
+        if done < 0:
+            arrivals, leavers = order.releases[-done - 1]
+            assert arrived.issuperset(arrivals)
+            ended.update(leavers)
+            continue
+        assert ended.issuperset(order.preds[done].tolist())
+        arrived.add(done)
+        if matches.of_node[done] < 0:
+            ended.add(done)
+    assert len(ended) == total
+    assert dependency_order(train4(), matches).steps == order.steps
+
+
+def test_predecessors_are_the_queue_and_the_edges():
+    nodes = [
+        compute(),
+        comm("all_reduce", "w", 4, is_async=True, name="a"),
+        comm("barrier", "w", is_async=True, name="b"),
+    ]
+    nodes += [compute(), wait("a", "b"), step()]
+    order = order_of(build(2, {"w": [0, 1]}, lambda rank: nodes))
+    # Gloo's lane is no queue: node 2 does not wait for node 1. The host goes on from 0 to 3.
+    expected = [[], [0], [0], [0], [3, 1, 2], [4]]
+    assert [order.preds[n].tolist() for n in range(6)] == expected
+    assert [order.preds[n].tolist() for n in range(6, 12)] == [[p + 6 for p in row] for row in expected]
+
+
+def test_backend_streams_are_queues():
+    nodes = [compute(), comm("all_reduce", "w", 4, is_async=True), comm("barrier", "w", is_async=True)]
+    order = order_of(build(1, {"w": [0]}, lambda rank: nodes, backend="nccl"))
+    assert [order.preds[n].tolist() for n in range(3)] == [[], [0], [1, 0]]
+
+
+def test_two_ranks_have_a_known_order():
+    graph = build(2, {"w": [0, 1]}, lambda rank: [compute(), comm("barrier", "w"), compute()])
+    assert order_of(graph).steps == [0, 1, 3, 4, -1, 5, 2]
+
+
+def test_cycle_names_who_waits_for_whom():
+    def nodes(rank):
+        order = ["w", "v"] if rank == 0 else ["v", "w"]
+        return [compute()] + [comm("barrier", group, at=f"a.py:{rank} f") for group in order]
+
+    with pytest.raises(PrismError) as caught:
+        order_of(build(2, {"w": [0, 1], "v": [0, 1]}, nodes))
+    assert str(caught.value).startswith(
+        "operations wait for each other: rank 0 barrier on w (a.py:0 f) waits for rank 1; "
+        "rank 1 barrier on v (a.py:1 f) waits for rank 0; "
+    )
+
+
+def test_long_cycle_is_a_line_and_a_table():
+    def nodes(rank):
+        return [comm("send", "w", 4, peer=(rank + 1) % 5), comm("recv", "w", peer=(rank - 1) % 5)]
+
+    with pytest.raises(PrismError, match=r"rank 1 send on w .* waits for rank 2 \(and 3 more\); ") as caught:
+        order_of(build(5, {"w": [0, 1, 2, 3, 4]}, nodes))
+    assert [line.split(" (")[0] for line in caught.value.detail.splitlines()] == [
+        f"rank {r} send on w" for r in (2, 3, 4)
+    ]
+
+
+def test_empty_graph_has_an_empty_order():
+    order = order_of(build(1, {}, lambda rank: []))
+    assert (order.steps, len(order.preds)) == ([], 0)
+
+
+def test_long_programs_need_no_recursion():
+    graph = build(2, {"w": [0, 1]}, lambda rank: [compute(), comm("barrier", "w")] * 3000)
+    assert len(order_of(graph).steps) == 2 * 6000 + 3000
