@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from prism_tools.capture import ranks, wire
+from prism_tools.capture import clock, ranks, wire
 from prism_tools.capture.kv import KeyValue
 from prism_tools.errors import PrismError
 from prism_tools.graph.schema import Op, Reduce
@@ -232,6 +232,8 @@ class Server:
             self._channel(rank, kind, fds[0])
         elif kind == "trace":
             rank.trace = message[1]
+        elif kind == "clock":
+            peer.send(("ok", clock.reading()))
         elif kind == "leave":
             rank.left = True
             self.on_leave(rank, peer)

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from prism_tools.capture import wire
+from prism_tools.capture import clock, wire
 from prism_tools.capture.calls import Call
 from prism_tools.capture.client import Client
 from prism_tools.capture.trace import Tracer
@@ -33,12 +33,24 @@ class Session:
         self.sandbox = sandbox
         self.stop_after = stop_after
         self.tracer = Tracer()
+        self.clock = clock.compare(self._ask_clock)
         self.pending_ranks: tuple[int, ...] = ()
         self.slots: dict[tuple[str, tuple[int, ...]], int] = {}
         self.iterations = 0
         self._announced_sites = 0
         self._after_mark = False
         client.on_dump = lambda: self.finish(1)
+
+    def _ask_clock(self) -> tuple[str, int]:
+        return self.client.request(("clock",))
+
+    def to_leader(self, when: int) -> int:
+        """A time of this process on the server's clock."""
+        return when + self.clock.offset
+
+    def from_leader(self, when: int) -> int:
+        """A time of the server on this process's clock."""
+        return when - self.clock.offset
 
     def is_remote(self, ranks: tuple[int, ...]) -> bool:
         """Whether a group of these global ranks is played by the server."""
@@ -71,7 +83,7 @@ class Session:
         descs = wire.descs_of(call.ins or call.outs) if call.op is not Op.BARRIER else []
         eager = call.op in EAGER_ON_RECORD and self.client.announce
         head = ("op", opid, node, slot, int(call.op), int(call.reduce), call.root, call.peer, call.tag)
-        tail = (descs, len(call.ins), columns[-1], issued, call.sync and not eager, call.factor)
+        tail = (descs, len(call.ins), columns[-1], self.to_leader(issued), call.sync and not eager, call.factor)
         self.client.post(head + tail, wire.pack(call.ins))
         return RemoteWork(self, call, node, opid, eager)
 
@@ -87,6 +99,8 @@ class Session:
         trace = self.tracer.export(self.rank, [ranks for _, ranks in self.slots])
         trace["slots"] = list(self.slots)
         trace["rss"] = peak_rss()
+        measured = clock.between(self.clock, clock.compare(self._ask_clock))
+        trace["clock"] = (measured.offset, measured.drift, measured.error)
         trace["status"] = status
         self.client.post(("trace", trace))
         self.client.request(("leave", status))

@@ -129,6 +129,7 @@ class RemoteWork(TracedWork):
         ``entered``: when this rank began to wait; what came in time but was not asked for until then is not late.
         """
         _, _, descs, when, peer = answer
+        when = self._session.from_leader(when) if when else 0
         copy_out(self._call.outs, descs, payload)
         if when:
             by = time.monotonic_ns() - max(when, entered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -156,6 +157,12 @@ def run(parser: Parser, body: Callable[[argparse.Namespace], int | None], argv: 
     """
     progress = Progress(parser.prog)
     verbose = 0
+    for number in (
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGUSR2,
+    ):  # end as if the body had failed: nothing is left behind
+        signal.signal(number, _stop)
     try:
         options = parse(parser, argv)
         verbose = options.verbose
@@ -174,6 +181,10 @@ def run(parser: Parser, body: Callable[[argparse.Namespace], int | None], argv: 
         return _report(parser.prog, error, verbose)
     finally:
         progress.clear()
+
+
+def _stop(number: int, _: Any) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _report(tool: str, error: PrismError | OSError, verbose: int) -> int:

@@ -14,7 +14,7 @@ Decision = tuple[int, int, int]  # rank, node, time (ns on the leader's clock)
 
 class AtOnce:
     """Virtual peers have always arrived already and the transfer takes no time; with ``delay_ns`` they are late by a random
-    time up to that (the invariance test). Each match draws its delay once, from ``seed``."""
+    time between half of that and that (the invariance test). Each match draws its delay from ``seed``."""
 
     def __init__(self, graph: Graph, matches: Matches, sandbox: set[int], delay_ns: int = 0, seed: int = 0) -> None:
         self._graph = graph
@@ -54,7 +54,9 @@ class AtOnce:
         return [member for member in members if self._matches.rank_of(member) in self._sandbox]
 
     def _delay(self, match: int) -> int:
-        return random.Random(self._seed * 1_000_003 + match).randrange(self._delay_ns) if self._delay_ns else 0
+        if not self._delay_ns:
+            return 0
+        return random.Random(self._seed * 1_000_003 + match).randint(self._delay_ns // 2, self._delay_ns)
 
 
 class Timed:

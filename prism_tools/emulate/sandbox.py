@@ -79,19 +79,11 @@ def spec_of(graph: Graph, rank: int, sandbox: list[int], output: int) -> ranks.S
 
 
 def timing(rows: list[tuple[int, int, int, dict[str, Any]]]) -> Timing:
-    """Timing of (rank, slice, repeat, trace) rows. All processes read one host's monotonic clock: offset and error are 0."""
-    count = len(rows)
-    zeros = np.zeros(count, np.int64)
-    columns = [[row[3]["times"][:, k].copy() for row in rows] for k in range(len(TIMES))]
-    return Timing(
-        np.array([row[0] for row in rows], np.int32),
-        np.array([row[1] for row in rows], np.int32),
-        np.array([row[2] for row in rows], np.int32),
-        zeros,
-        zeros.copy(),
-        zeros.copy(),
-        *columns,
-    )
+    """Timing of (rank, slice, repeat, trace) rows, each on its own process's clock."""
+    keys: list[Any] = [np.array([row[k] for row in rows], np.int32) for k in range(3)]
+    clocks: list[Any] = [np.array([row[3]["clock"][k] for row in rows], np.int64) for k in range(3)]
+    columns: dict[str, Any] = {name: [row[3]["times"][:, k].copy() for row in rows] for k, name in enumerate(TIMES)}
+    return Timing(*keys, *clocks, **columns)
 
 
 def memory(stage: str, traces: dict[int, dict[str, Any]]) -> Memory:

@@ -88,7 +88,7 @@ def _read(source: IO[bytes], partial: bool) -> Graph:
 
 
 def _check_header(file: h5py.File, partial: bool) -> None:
-    if file.attrs.get("format") != FORMAT:
+    if _plain(file.attrs.get("format")) != FORMAT:
         raise PrismError("is an HDF5 file of another program; give a graph that a prism tool wrote")
     version = file.attrs.get("version")
     if not isinstance(version, np.integer) or version < 1:
@@ -112,6 +112,8 @@ def _load(group: h5py.Group, depth: int, names: tuple[str, ...] = ()) -> Tree:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):  # np.bytes_ too
+        return value.decode("utf-8", "surrogateescape")
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -124,7 +126,8 @@ def _fill(group: h5py.Group, tree: Tree) -> None:
             group.create_dataset(name, data=value, **_storage(value))
         elif isinstance(value, str):
             text = value.encode("utf-8", "surrogateescape")
-            group.attrs.create(name, text, dtype=h5py.string_dtype("utf-8"))
+            # Of fixed length: the heap of variable ones has no checksum, and HDF5 hangs where it is damaged.
+            group.attrs.create(name, np.bytes_(text), dtype=h5py.string_dtype("utf-8", max(len(text), 1)))
         else:
             group.attrs[name] = np.int64(value) if not isinstance(value, bool) else value
 

@@ -16,8 +16,8 @@ from prism_tools.graph.names import node_text
 from prism_tools.graph.own import own_times
 from prism_tools.slicing.plan import slices
 
-RUNS = 2  # delayed runs, with different seeds: what moves in one only is noise
-SHARE = 0.25  # of the largest delay: a span that grows by more in every delayed run is flagged
+CONFIRM = 4  # further pairs of runs in which a suspicion must hold: on a busy machine spans grow by chance
+SHARE = 0.25  # of the largest delay (delays are half of it at least): a span that always grows by more is flagged
 MILLISECOND = 1_000_000
 
 
@@ -40,14 +40,26 @@ def moving_nodes(graph: Graph, options: argparse.Namespace) -> list[tuple[int, i
     delay = round(options.delay * MILLISECOND)
     found = []
     for number, sandbox in enumerate(slices(graph, options.size)):
-        options.progress.update(f"slice {number + 1}  {RUNS + 2} runs")
-        plain = [own_of_slice(graph, matches, sandbox, 0, 0) for _ in range(2)]
-        late = [own_of_slice(graph, matches, sandbox, delay, options.seed * RUNS + k + 1) for k in range(RUNS)]
-        for rank in sandbox:
-            usual = np.fmax(plain[0][rank], plain[1][rank])
-            growth = np.min([run[rank] - usual for run in late], axis=0)
-            for node in np.flatnonzero(growth > SHARE * delay).tolist():
-                found.append((rank, node, int(growth[node])))
+        plain: list[dict[int, np.ndarray]] = []
+        late: list[dict[int, np.ndarray]] = []
+        moved: list[tuple[int, int, int]] = []
+        while len(late) <= CONFIRM and (moved or not late):
+            options.progress.update(f"slice {number + 1}  pair of runs {len(late) + 1}")
+            plain.append(own_of_slice(graph, matches, sandbox, 0, 0))
+            late.append(own_of_slice(graph, matches, sandbox, delay, options.seed + len(late) + 1))
+            moved = growing(plain, late, SHARE * delay)
+        found += moved
+    return found
+
+
+def growing(
+    plain: list[dict[int, np.ndarray]], late: list[dict[int, np.ndarray]], least: float
+) -> list[tuple[int, int, int]]:
+    """(rank, node, ns): the nodes that took ``least`` longer in each late run than in any plain one."""
+    found = []
+    for rank in plain[0]:
+        growth = np.min([run[rank] for run in late], axis=0) - np.max([run[rank] for run in plain], axis=0)
+        found += [(rank, node, int(growth[node])) for node in np.flatnonzero(growth > least).tolist()]
     return found
 
 

@@ -9,7 +9,6 @@ import hashlib
 import mmap
 import os
 import struct
-import tempfile
 import uuid as uuid_module
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,8 @@ class PayloadWriter:
         self.lost = 0
         folder, name = os.path.split(self.path)
         try:
-            handle, self._temporary = tempfile.mkstemp(prefix=f".{name}.prism-", suffix=".tmp", dir=folder)
+            self._temporary = os.path.join(folder, f".{name}.prism-{self.uuid.hex[:8]}.tmp")
+            handle = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise PrismError(f"{path}: cannot write here: {error.strerror}") from error
         self._file = os.fdopen(handle, "wb", buffering=1 << 20)
