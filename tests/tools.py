@@ -19,8 +19,8 @@ LIMIT = 150  # seconds for one tool, far more than any needs
 MARK = "PRISM_TEST_RUN"  # environment variable by which the processes of one test are found
 
 
-def program(name: str) -> str:
-    """Path of a program of tests/programs, or of the example gpt.py."""
+def program(name: str | Path) -> str:
+    """Path of a program: of tests/programs, the example gpt.py, or given as a path."""
     return str(GPT if name == "gpt.py" else PROGRAMS / name)
 
 
@@ -91,6 +91,12 @@ def marked(mark: str) -> list[str]:
     return found
 
 
+def left_in(folder: Path) -> list[str]:
+    """Names in a temporary folder, but for the empty cache that torch makes when it is imported."""
+    names = sorted(os.listdir(folder))
+    return [name for name in names if not name.startswith("torchinductor_") or os.listdir(folder / name)]
+
+
 class Bench:
     """A place for one test's tools: ``out`` for their files, $TMPDIR watched, processes marked."""
 
@@ -109,15 +115,15 @@ class Bench:
     def run(self, tool: str, *arguments: object, expect: int | None = 0, **more: str) -> Result:
         return run(tool, *arguments, cwd=self.out, expect=expect, **self.variables(), **more)
 
-    def start(self, tool: str, *arguments: object, **options: object) -> subprocess.Popen[str]:
-        """Start a tool in a process group of its own, as a shell does; stdout and stderr are pipes."""
+    def start(self, tool: str, *arguments: object, group: int = 0, text: bool = True, **options: object) -> subprocess.Popen[str]:
+        """Start a tool in a process group of its own (0), as a shell does; stdout and stderr are pipes."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
         child = subprocess.Popen(
             command(tool, *arguments),
             cwd=self.out,
             env=environment(**self.variables()),
-            text=True,
-            process_group=0,
+            text=text,
+            process_group=group,
             **pipes,  # type: ignore[call-overload]
         )
         self.started.append(child)
@@ -143,15 +149,14 @@ class Bench:
     def check_clean(self) -> None:
         """Nothing of ours runs any more, and no temporary file is left."""
         until(lambda: not marked(self.mark))
-        assert os.listdir(self.spool) == []
+        assert left_in(self.spool) == []
         assert [name for name in os.listdir(self.out) if "tmp" in name or name.startswith(".")] == []
         until(lambda: set(os.listdir("/dev/shm")) <= self.shared)
 
     def close(self) -> None:
         for child in self.started:
-            if child.poll() is None:
-                child.kill()
-            child.communicate()
+            child.kill()
+            child.wait()
 
 
 class RealGloo:
@@ -214,7 +219,7 @@ class Stages:
         self.folder = folder
         self.known: dict[tuple, Made] = {}
 
-    def recorded(self, name: str, *arguments: object, world: int, jobs: int = 2, options: tuple = ()) -> Made:
+    def recorded(self, name: str | Path, *arguments: object, world: int, jobs: int = 2, options: tuple = ()) -> Made:
         key = ("record", "-n", world, "-j", jobs, *options, "--", program(name), *arguments)
         return self._make(key, lambda path: ["-o", path], **SECRETS)
 

@@ -24,7 +24,7 @@ class KeyValue:
             self.waiting[token] = (keys, function == "get")
             return False, None
         answer = getattr(self, "_" + function)(*arguments)
-        if function in CHANGES:
+        if function in CHANGES and (function != "compare_set" or answer == arguments[-1]):
             value = str(arguments[1]).encode() if function == "add" else (arguments[-1] if len(arguments) > 1 else b"")
             self.log.append((rank, function, arguments[0], value))
         return True, answer

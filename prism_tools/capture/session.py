@@ -78,12 +78,11 @@ class Session:
             self.client.post(("site", self._announced_sites, sites[self._announced_sites]))
             self._announced_sites += 1
         opid = self.client.new_id()
-        columns = self.tracer.nodes[node]
-        issued = self.tracer.times[node][0]
+        issued = self.to_leader(self.tracer.issued_at(node))
         descs = wire.descs_of(call.ins or call.outs) if call.op is not Op.BARRIER else []
         eager = call.op in EAGER_ON_RECORD and self.client.announce
         head = ("op", opid, node, slot, int(call.op), int(call.reduce), call.root, call.peer, call.tag)
-        tail = (descs, len(call.ins), columns[-1], self.to_leader(issued), call.sync and not eager, call.factor)
+        tail = (descs, len(call.ins), self.tracer.site_of(node), issued, call.sync and not eager, call.factor)
         self.client.post(head + tail, wire.pack(call.ins))
         return RemoteWork(self, call, node, opid, eager)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from time import monotonic_ns as now
 from typing import Any
 
@@ -17,33 +18,47 @@ LANES = ["host", "gloo"]
 _DTYPE = {name: index for index, name in enumerate(DTYPES)}
 
 
+_NAMES = [name for name in NODE_COLUMNS if name != "segment"]
+_WIDTH = len(_NAMES)
+_LANE, _SLOT, _PEER, _CALLSITE = (_NAMES.index(name) for name in ("lane", "slot", "peer", "callsite"))
+
+
 class Tracer:
-    """Appends nodes; columns as in schema.NODE_COLUMNS, ``peer`` an absolute group rank until it is exported."""
+    """Appends nodes; columns as in schema.NODE_COLUMNS, ``peer`` an absolute group rank until it is exported.
+
+    Everything is a flat array of numbers: millions of small objects would make Python's collector slow the program.
+    """
 
     def __init__(self) -> None:
         self.sites = CallSites()
-        self.nodes: list[list[int]] = []  # kind, op, lane, slot, peer, root, dtype, reduce, batch, callsite
-        self.values: list[tuple[int, int, int, tuple[int, ...]]] = []  # bytes, count, tag, splits
-        self.times: list[list[int]] = []  # host_issue, ready, start, end
-        self.edges: list[tuple[int, int]] = []
+        self.count = 0
+        self._columns = array("i")  # _WIDTH a node
+        self._values = array("q")  # bytes, count, tag
+        self._times = array("q")  # host_issue, ready, start, end
+        self._edges = array("i")  # source, target
+        self._splits: dict[int, tuple[int, ...]] = {}
         self.late: list[tuple[int, int]] = []  # node, ns after the time at which it should have ended
         self.batch = -1
         self.batches = 0
         self.host_end = now()
         self.last_host = -1
 
-    def _append(self, node: list[int], values: tuple, times: list[int]) -> int:
-        self.nodes.append(node)
-        self.values.append(values)
-        self.times.append(times)
-        return len(self.nodes) - 1
+    def _append(self, columns: tuple[int, ...], values: tuple[int, int, int], start: int, end: int) -> int:
+        self._columns.extend(columns)
+        self._values.extend(values)
+        self._times.extend((start, start, start, end))
+        self.count += 1
+        return self.count - 1
+
+    def _host(self, kind: Kind, op: Op, site: int, start: int, end: int) -> None:
+        """A node of the host's lane."""
+        columns = (kind, op, HOST_LANE, -1, -1, -1, -1, 0, -1, site)
+        self.last_host = self._append(columns, (0, 0, -1), start, end)
+        self.host_end = end
 
     def _span(self, until: int) -> None:
         """The host computed from the end of its last node until ``until``."""
-        begin = self.host_end
-        node = [Kind.COMPUTE, Op.NONE, HOST_LANE, -1, -1, -1, -1, 0, -1, -1]
-        self.last_host = self._append(node, (0, 0, -1, ()), [begin, begin, begin, until])
-        self.host_end = until
+        self._host(Kind.COMPUTE, Op.NONE, -1, self.host_end, until)
 
     def comm(self, call: Call, slot: int) -> int:
         """An operation was called: a node on the pool's lane until its caller turns out to block at once."""
@@ -56,68 +71,74 @@ class Tracer:
             count += elements
             size += elements * tensor.element_size()
         dtype = _DTYPE.get(str(payload[0].dtype)[6:], -1) if payload else -1
-        splits: tuple[int, ...] = ()
+        site = self.sites.here()
+        columns = (Kind.COMM, call.op, POOL_LANE, slot, call.peer, call.root, dtype, call.reduce, self.batch, site)
+        before = self.last_host
+        node = self._append(columns, (size, count, call.tag), issue, -1)
         if call.op is Op.ALL_TO_ALL:
-            splits = tuple(t.numel() * t.element_size() for t in (*call.ins, *call.outs))
-        columns = [Kind.COMM, call.op, POOL_LANE, slot, call.peer, call.root, dtype, call.reduce, self.batch]
-        node = self._append([*columns, self.sites.here()], (size, count, call.tag, splits), [issue, issue, issue, -1])
-        self.edges.append((self.last_host, node))
+            self._splits[node] = tuple(t.numel() * t.element_size() for t in (*call.ins, *call.outs))
+        self._edges.extend((before, node))
         return node
+
+    def issued_at(self, node: int) -> int:
+        """When the host called the operation."""
+        return self._times[4 * node]
+
+    def site_of(self, node: int) -> int:
+        """The call site of an operation."""
+        return self._columns[_WIDTH * node + _CALLSITE]
 
     def completed(self, node: int, at: int) -> None:
         """The operation's results are there (may be called from another thread)."""
-        if self.times[node][3] < 0:
-            self.times[node][3] = at
+        if self._times[4 * node + 3] < 0:
+            self._times[4 * node + 3] = at
 
     def waited(self, node: int, entered: int, by_torch: bool) -> None:
         """The host has waited for ``node``: a synchronous operation becomes one host node, else a WAIT node follows."""
         left = now()
         self.completed(node, left)
-        if by_torch and node == len(self.nodes) - 1 and self.nodes[node][2] == POOL_LANE:
-            self.nodes[node][2] = HOST_LANE
-            self.edges.pop()
-            self.times[node][3] = left
+        if by_torch and node == self.count - 1 and self._columns[_WIDTH * node + _LANE] == POOL_LANE:
+            self._columns[_WIDTH * node + _LANE] = HOST_LANE
+            del self._edges[-2:]
+            self._times[4 * node + 3] = left
             self.last_host = node
+            self.host_end = left
         else:
             self._span(entered)
-            wait = [Kind.WAIT, Op.NONE, HOST_LANE, -1, -1, -1, -1, 0, -1, self.sites.here()]
-            self.last_host = self._append(wait, (0, 0, -1, ()), [entered, entered, entered, left])
-            self.edges.append((node, self.last_host))
-        self.host_end = left
+            self._host(Kind.WAIT, Op.NONE, self.sites.here(), entered, left)
+            self._edges.extend((node, self.last_host))
 
     def mark(self, op: Op) -> None:
         """An optimizer step has ended."""
         at = now()
         self._span(at)
-        node = [Kind.MARK, op, HOST_LANE, -1, -1, -1, -1, 0, -1, self.sites.here()]
-        self.last_host = self._append(node, (0, 0, -1, ()), [at, at, at, at])
+        self._host(Kind.MARK, op, self.sites.here(), at, at)
 
     def source(self, node: int, peer: int) -> None:
         """An any-source receive was matched with ``peer``."""
-        self.nodes[node][4] = peer
+        self._columns[_WIDTH * node + _PEER] = peer
 
     def export(self, rank: int, groups: list[tuple[int, ...]]) -> dict[str, Any]:
         """Everything as numpy arrays: {columns, edges, bytes, count, tag, splits, split_offset, times, sites}.
 
         ``groups``: the members of each slot, which make peers relative to this rank.
         """
-        names = [name for name in NODE_COLUMNS if name != "segment"]
-        table = np.array(self.nodes, np.int32).reshape(-1, len(names))
-        for index in np.flatnonzero(table[:, 4] >= 0):
-            members = groups[table[index, 3]]
-            table[index, 4] = (table[index, 4] - members.index(rank)) % len(members)
-        times = np.array(self.times, np.int64).reshape(-1, 4)
-        edges = np.array(self.edges, np.int32).reshape(-1, 2)
-        for source, target in self.edges:
-            if self.nodes[target][0] == Kind.WAIT:  # ready when what it waits for has ended
-                times[target, 1] = max(times[target, 1], times[source, 3])
-        splits = [row[3] for row in self.values]
+        table = np.array(self._columns, np.int32).reshape(-1, _WIDTH)
+        for node in np.flatnonzero(table[:, _PEER] >= 0):
+            members = groups[table[node, _SLOT]]
+            table[node, _PEER] = (table[node, _PEER] - members.index(rank)) % len(members)
+        times = np.array(self._times, np.int64).reshape(-1, 4)
+        edges = np.array(self._edges, np.int32).reshape(-1, 2)
+        waits = edges[table[edges[:, 1], 0] == Kind.WAIT]
+        np.maximum.at(times[:, 1], waits[:, 1], times[waits[:, 0], 3])  # ready when what it waits for has ended
+        values = np.array(self._values, np.int64).reshape(-1, 3)
+        splits = [self._splits.get(node, ()) for node in range(self.count)]
         return {
-            "columns": {name: table[:, k].astype(NODE_COLUMNS[name]) for k, name in enumerate(names)},
+            "columns": {name: table[:, k].astype(NODE_COLUMNS[name]) for k, name in enumerate(_NAMES)},
             "edges": edges,
-            "bytes": np.array([row[0] for row in self.values], np.int64),
-            "count": np.array([row[1] for row in self.values], np.int64),
-            "tag": np.array([row[2] for row in self.values], np.int64),
+            "bytes": values[:, 0].copy(),
+            "count": values[:, 1].copy(),
+            "tag": values[:, 2].copy(),
             "splits": np.array([x for row in splits for x in row], np.int64),
             "split_offset": np.concatenate([[0], np.cumsum([len(row) for row in splits])]).astype(np.int64),
             "times": times,

@@ -28,6 +28,7 @@ from typing import Any
 HEADER = struct.Struct("<IQB")
 INLINE = 48_000  # bytes of one datagram; a Unix socket's buffer holds four of them by default
 DATAGRAM = 64_000
+MESSAGE, PAYLOAD = 1, 2  # what a memfd carries instead of the datagram (bits of the header)
 EMPTY = memoryview(b"")
 
 
@@ -46,11 +47,11 @@ def itemsize(dtype_name: str) -> int:
 class Parcel:
     """Payload bytes, packed once and sent to any number of receivers: inline, or as one memfd that they all map."""
 
-    def __init__(self, buffers: list[Any]) -> None:
+    def __init__(self, buffers: list[Any], most_inline: int = INLINE) -> None:
         self.size = sum(len(buffer) for buffer in buffers)
-        self.inline = b"".join(buffers) if self.size <= INLINE else b""
+        self.inline = b"".join(buffers) if self.size <= most_inline else b""
         self.fd = -1
-        if self.size > INLINE:
+        if self.size > most_inline:
             self.fd = memfd(buffers)
 
     def __del__(self) -> None:
@@ -100,12 +101,11 @@ def memfd(buffers: list[Any]) -> int:
 def encode(message: tuple, parcel: Parcel) -> tuple[list[bytes], list[int], Parcel | None]:
     """Parts of the datagram, the descriptors that go with it, and what must live until it is sent."""
     blob = pickle.dumps(message, 5)
-    if len(blob) > INLINE // 2:  # a trace, or a large store value: the message itself goes by memfd
-        carrier = Parcel([blob.ljust(INLINE + 1, b"\0")])
-        return [HEADER.pack(len(blob), 0, 2)], [carrier.fd], carrier
-    if parcel.fd >= 0 or len(blob) + parcel.size > DATAGRAM - HEADER.size:
-        return [HEADER.pack(len(blob), parcel.size, 1), blob], [parcel.fd], parcel
-    return [HEADER.pack(len(blob), parcel.size, 0), blob, parcel.inline], [], None
+    by_fd, fds = (PAYLOAD, [parcel.fd]) if parcel.fd >= 0 else (0, [])
+    if HEADER.size + len(blob) + len(parcel.inline) <= DATAGRAM:
+        return [HEADER.pack(len(blob), parcel.size, by_fd), blob, parcel.inline], fds, None
+    carrier = Parcel([blob], most_inline=0)  # a trace, a large store value, or thousands of tensors
+    return [HEADER.pack(len(blob), parcel.size, by_fd | MESSAGE), parcel.inline], [carrier.fd, *fds], carrier
 
 
 def send(
@@ -126,15 +126,16 @@ def receive(sock: socket.socket) -> tuple[tuple, memoryview, list[int]]:
     fds: list[int] = []
     for _level, _kind, raw in ancillary:
         fds.extend(array.array("i", raw[: len(raw) - len(raw) % 4]))
-    length, size, how = HEADER.unpack_from(data)
-    if how == 0:
-        end = HEADER.size + length
-        # torch wants a writable buffer
-        return pickle.loads(memoryview(data)[HEADER.size : end]), memoryview(bytearray(data[end:])), fds
-    mapped = map_fd(fds.pop(0))
-    if how == 2:
-        return pickle.loads(mapped[:length]), EMPTY, fds
-    return pickle.loads(memoryview(data)[HEADER.size : HEADER.size + length]), mapped[:size], fds
+    length, size, by_fd = HEADER.unpack_from(data)
+    end = HEADER.size
+    if by_fd & MESSAGE:
+        blob = map_fd(fds.pop(0))[:length]
+    else:
+        end += length
+        blob = memoryview(data)[HEADER.size : end]
+    # torch wants a writable buffer
+    payload = map_fd(fds.pop(0))[:size] if by_fd & PAYLOAD else memoryview(bytearray(data[end:]))
+    return pickle.loads(blob), payload, fds
 
 
 def map_fd(fd: int) -> memoryview:

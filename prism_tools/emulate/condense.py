@@ -69,7 +69,7 @@ def condense(
 ) -> Condensed:
     """Condense ``graph`` for a replay in which the ranks ``sandbox`` run for real.
 
-    Their own spans are not modelled: their arrivals come live. Matches wholly inside the sandbox do not appear.
+    Their own spans are not modelled: their arrivals come live. Matches of groups wholly inside the sandbox do not appear.
     """
     builder = _Builder(graph, matches, sandbox, cap)
     for target, sources, delay in equations(graph, matches, order, durations):
@@ -84,9 +84,10 @@ class _Builder:
         self._cap = cap
         self._total = int(matches.base[-1])
         live = np.repeat([rank in sandbox for rank in range(graph.world_size)], np.diff(matches.base))
-        count = np.add.reduceat(live[matches.members.data].astype(int), matches.members.offset[:-1])
         self._live: list[bool] = live.tolist()
-        self._crosses: list[bool] = ((count > 0) & (count < np.diff(matches.members.offset))).tolist()
+        # Two sandbox ranks that talk within a larger group are played too: only whole groups have a real backend.
+        played = np.array([not sandbox.issuperset(members.tolist()) for members in graph.groups.members], bool)
+        self._crosses: list[bool] = played[matches.group].tolist()
         self._time: dict[int, _Time] = {}
         self._vertex: dict[int, int] = {}  # of a release that sandbox members take part in
 

@@ -37,8 +37,3 @@ def is_queue(lane_name: str) -> bool:
 def ignores_tags(backend: str) -> bool:
     """Whether sends and receives match by order alone, whatever their tags."""
     return backend == "nccl"
-
-
-def is_p2p(op: int) -> bool:
-    """Whether ``op`` is a send or a receive."""
-    return op in P2P

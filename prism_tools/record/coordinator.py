@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -83,6 +84,7 @@ class Coordinator(Server):
 
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
         """Run until every rank has left. PrismError: deadlock, mismatch, or a failed rank."""
+        gc.disable()  # messages make no cycles, and a collection would hold up every rank
         while self.running():
             self._schedule()
             if not self.poll(STALL_POLL if self.watching else 1.0) and self.watching:

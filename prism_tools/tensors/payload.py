@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 import uuid as uuid_module
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class PayloadWriter:
         self._file = os.fdopen(handle, "wb", buffering=1 << 20)
         self._file.write(MAGIC + self.uuid.bytes)
         self.size = len(MAGIC) + 16
-        self._index: list[tuple[int, int, int, int]] = []
+        self._index = array("q")  # rank, node, offset, length
         self._known: dict[bytes, int] = {}
 
     def add(self, rank: int, node: int, data: Any) -> None:
@@ -57,11 +58,12 @@ class PayloadWriter:
             offset = self._known[digest] = self.size
             self._write(data)
             self.size += length
-        self._index.append((rank, node, offset, length))
+        self._index.extend((rank, node, offset, length))
 
     def commit(self) -> Payload:
         """Finish the file under its own name and describe it."""
-        index = np.array(sorted(self._index), np.int64).reshape(-1, 4)
+        index = np.array(self._index, np.int64).reshape(-1, 4)
+        index = index[np.lexsort((index[:, 1], index[:, 0]))]
         self._write(index.tobytes())
         self._write(FOOTER.pack(self.size, len(index)))
         try:
@@ -107,6 +109,8 @@ class PayloadReader:
         if start + rows * 32 + FOOTER.size != len(self._map):
             raise PrismError(f"{path}: truncated payload store; record again")
         index = np.frombuffer(self._map, np.int64, rows * 4, start).reshape(-1, 4)
+        if (index[:, 2:] < 0).any() or (index[:, 3] > start - index[:, 2]).any():
+            raise PrismError(f"{path}: damaged payload store; record again")
         self._where = {(rank, node): (offset, length) for rank, node, offset, length in index.tolist()}
 
     def get(self, rank: int, node: int) -> memoryview | None:

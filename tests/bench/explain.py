@@ -57,7 +57,7 @@ def main():
     per = len(counted(sliced)) * sliced.world_size
     print(f"iteration, ms: sliced {base:.3f}  whole {solve(whole, matches, order, theirs):.3f}")
     print(f"{'kind':32} {'per it':>7} {'sliced us':>10} {'whole us':>9} {'tails':>12} {'effect ms':>10}")
-    for word in sorted({word for row in words for word in row}):
+    for word in sorted({word for row, known in zip(words, inside, strict=True) for word in row[known]}):
         changed = copy.deepcopy(ours)
         numbers, tails = [], []
         for rank, row in enumerate(words):

@@ -28,7 +28,9 @@ PROGRAM = "share/prism/examples/gpt.py"
 STEPS, WARMUP = 12, 2
 GOAL_MEAN, GOAL_MAX = 0.3, 1.0  # percent
 NULL_MISS = 5.0  # percent: what a predictor without calibration must at least be off by
-CPU_LIMIT, WAITING = 30.0, 20.0  # percent: more CPU and cores are short, less waiting and there is nothing to predict
+# Percent. More CPU and cores are short; less waiting and there is nothing to predict. Ranks that queue for a core slow each
+# other down as slices of fewer ranks cannot show.
+CPU_LIMIT, WAITING, QUEUED = 30.0, 20.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Case:
 
 CASES = (
     Case("w4", 4, "--pp 2 --pace 8"),
-    Case("w8", 8, "--tp 2 --pp 2 --pace 10"),
+    Case("w8", 8, "--tp 2 --pp 2 --layers 2 --microbatches 2 --pace 40"),
     Case("w4-moe", 4, "--pp 2 --ep 2 --pace 8"),
 )
 
@@ -124,7 +126,7 @@ def self_consistency(case, folder):
 def bench(case, folder, repeats):
     """Interleave `repeats` real runs with as many tool runs less one; print the case's figures.
 
-    Returns the case's largest error by predictor, and its A/A spread, percent.
+    Returns the case's error by predictor and its A/A spread, percent.
     """
     real, tools = [], []
     for turn in range(repeats):
@@ -142,9 +144,9 @@ def bench(case, folder, repeats):
     figure(f"{case.name} real iteration", float(truth), "ms")
     figure(f"{case.name} A/A (largest deviation of {repeats} real runs from their mean)", spread, "%")
     validity(case, real, tools)
-    worst = {}
+    errors = {}
     for name, label in (("calibrate", "prism-calibrate"), ("timer", "replay, own timer"), ("tool", "replay, tool")):
-        worst[name] = report_error(f"{case.name} error of {label}", [getattr(m, name) for m in tools], truth, spread)
+        errors[name] = report_error(f"{case.name} error of {label}", [getattr(m, name) for m in tools], truth, spread)
     for name in ("own_spans", "uncalibrated"):
         miss = 100 * (np.mean([getattr(m, name) for m in tools]) / truth - 1)
         figure(f"{case.name} null predictor {name}", float(miss), "%", NULL_MISS, bool(abs(miss) >= NULL_MISS), spread)
@@ -153,11 +155,11 @@ def bench(case, folder, repeats):
     off = 100 * (solved / measured - 1)
     figure(f"{case.name} self-consistency of a whole-real slice", off, "%", GOAL_MEAN, abs(off) <= GOAL_MEAN, spread)
     figure(f"{case.name} traced against untraced, all real", 100 * (measured / truth - 1), "%", baseline=spread)
-    return worst, spread
+    return errors, spread
 
 
 def report_error(name, values, truth, spread):
-    """Print the mean signed error; returns it. Each tool run has the same truth."""
+    """Print and return the mean error of the tool runs, percent, with its sign."""
     error = 100 * float(np.mean(values) / truth - 1)
     allowed = max(GOAL_MAX, 2 * spread)
     figure(name, error, "%", allowed, abs(error) <= allowed, spread)
@@ -168,19 +170,25 @@ def validity(case, real, tools):
     """What must hold for the comparison to mean something."""
     cpu = 100 * max(run.cpu_share() for run in real)
     figure(f"{case.name} CPU of the real run, of all cores", cpu, "%", CPU_LIMIT, cpu < CPU_LIMIT)
+    queued = 100 * float(np.mean([run.queued_share() for run in real]))
+    figure(f"{case.name} ready but without a core, of an iteration", queued, "%", QUEUED, queued < QUEUED)
     waiting = 100 * float(np.mean([m.waiting for m in tools]))
     figure(f"{case.name} communication and waiting, of an iteration", waiting, "%", WAITING, waiting >= WAITING)
     figure(f"{case.name} late deliveries of a replay", float(np.mean([m.late for m in tools])), "deliveries")
 
 
 def overall(results):
-    """Mean and maximum over the cases, by predictor."""
-    spread = max(spread for _, spread in results)
+    """Mean and maximum over the cases, by predictor; each case's error may be as large as its own A/A spread allows."""
+    spreads = np.array([spread for _, spread in results])
     for name in results[0][0]:
-        errors = [abs(worst[name]) for worst, _ in results]
-        for kind, value, goal in (("mean", np.mean(errors), GOAL_MEAN), ("max", max(errors), GOAL_MAX)):
-            allowed = max(goal, 2 * spread)
-            figure(f"{kind} |error| of {name}", float(value), "%", allowed, bool(value <= allowed), spread)
+        errors = np.abs([errors[name] for errors, _ in results])
+        worst = int(np.argmax(errors / np.maximum(GOAL_MAX, 2 * spreads)))
+        for kind, value, goal, spread in (
+            ("mean", errors.mean(), GOAL_MEAN, spreads.mean()),
+            ("max", errors[worst], GOAL_MAX, spreads[worst]),
+        ):
+            allowed = max(goal, 2 * float(spread))
+            figure(f"{kind} |error| of {name}", float(value), "%", allowed, bool(value <= allowed), float(spread))
 
 
 def main():

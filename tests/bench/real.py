@@ -10,7 +10,8 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -22,17 +23,21 @@ LIMIT = 300  # seconds without a line of output
 
 @dataclass
 class Run:
-    """`step_ms[rank, step]` by the program's own timer; CPU seconds of all ranks and elapsed seconds from the end of
-    step `warmup` - 1 to the end of the last step."""
+    """`step_ms[rank, step]` by the program's own timer. From the end of step `warmup` - 1 to the end of the last but one:
+    seconds that all ranks ran, seconds that all ranks were ready and had no core, and seconds elapsed."""
 
     step_ms: np.ndarray
-    cpu_s: float = 0.0
-    elapsed_s: float = 0.0
-    load: tuple[float, ...] = field(default_factory=os.getloadavg)
+    cpu_s: float
+    queued_s: float
+    elapsed_s: float
 
     def cpu_share(self):
         """Share of all cores that the ranks used."""
         return self.cpu_s / (self.elapsed_s * os.cpu_count())
+
+    def queued_share(self):
+        """Share of the time that a rank was ready to run and had no core, mean over ranks."""
+        return self.queued_s / (self.elapsed_s * len(self.step_ms))
 
 
 def step_times(text, world_size, steps):
@@ -88,8 +93,9 @@ def _fork(command, rank, world_size, port, reading, writing):
 
 
 def _watch(children, reading, world_size, steps, warmup):
-    """Read the ranks' output, and their CPU clocks when the last rank has ended step warmup - 1 and the last step."""
-    text, marks, wanted = "", [], [warmup - 1, steps - 1]
+    """Read the ranks' output, and what they have used when all have ended step warmup - 1, and the last step but one:
+    after the last they go away."""
+    text, marks, wanted = "", [], [warmup - 1, steps - 2]
     with selectors.DefaultSelector() as selector:
         selector.register(reading, selectors.EVENT_READ)
         while True:
@@ -101,14 +107,18 @@ def _watch(children, reading, world_size, steps, warmup):
             text += data.decode()
             times = step_times(text, world_size, steps)
             while len(marks) < 2 and not np.isnan(times[:, wanted[len(marks)]]).any():
-                marks.append((time.monotonic(), sum(map(cpu_clock, children))))
+                marks.append(np.array([*np.sum([usage(child) for child in children], axis=0), time.monotonic()]))
     for rank, child in enumerate(children):
         if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             raise RuntimeError(f"rank {rank} of the real run ended with status {code}")
-    (began, before), (ended, after) = marks
-    return Run(step_times(text, world_size, steps), after - before, ended - began)
+    return Run(step_times(text, world_size, steps), *(marks[1] - marks[0]).tolist())
 
 
-def cpu_clock(pid):
-    """CPU seconds of all threads of a child that has not been waited for."""
-    return time.clock_gettime((~pid << 3) | 2)  # Linux's CLOCK_PROCESS_CPUTIME_ID of another process
+def usage(pid):
+    """(seconds run, seconds waited for a core) of the threads of a child. Threads that have ended are not counted."""
+    ran = queued = 0
+    for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            numbers = stat.read_text().split()
+            ran, queued = ran + int(numbers[0]), queued + int(numbers[1])
+    return ran / 1e9, queued / 1e9

@@ -33,11 +33,11 @@ def check_exact(graph, matches, order, durations, condensed, sandbox):
 
 
 def facing(graph, matches, sandbox):
-    """The sandbox's nodes in matches that have a virtual member too."""
+    """The sandbox's nodes in matches of groups that have a virtual member too."""
     found = set()
     for match in range(len(matches)):
         ranks = {matches.rank_of(member) for member in matches.members[match]}
-        if ranks & sandbox and ranks - sandbox:
+        if ranks & sandbox and set(graph.groups.members[matches.group[match]].tolist()) - sandbox:
             places = [(matches.rank_of(member), matches.node_of(member)) for member in matches.members[match]]
             found |= {place for place in places if place[0] in sandbox}
     return found

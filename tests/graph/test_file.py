@@ -105,9 +105,9 @@ def test_complete_and_version_are_attributes_of_the_root(full, tmp_path):
     write(full, tmp_path / "g.h5")
     with h5py.File(tmp_path / "g.h5") as file:
         assert dict(file.attrs) == {
-            "format": "prismtrace",
+            "format": b"prismtrace",
             "version": 1,
-            "stage": "replayed",
+            "stage": b"replayed",
             "world_size": 4,
             "complete": True,
         }

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from prism_tools.errors import PrismError
+from prism_tools.graph.results import RESULTS
 from prism_tools.graph.structure import structure_problem
 from prism_tools.graph.tree import PARTS, from_tree, to_tree
 from tests.graph.builder import add_results, differences, train4
 
-OPTIONAL = ("timing", "probes", "memory", "durations", "timeline", "replay", "timing/iteration_ns")
+OPTIONAL = (*RESULTS, "timing/iteration_ns", "replay/timing/iteration_ns")
 # Their lengths are their own: a shorter one is another graph, not damage.
 FREE = ("timeline/iteration_ns", "timeline/critical")
 
@@ -24,11 +25,6 @@ def full_graph():
 TREE = to_tree(full_graph())
 
 
-def full_tree() -> dict:
-    """A tree that may be broken."""
-    return copy.deepcopy(TREE)
-
-
 def paths(tree: dict, path: str = "") -> list[str]:
     found = []
     for name, value in tree.items():
@@ -38,11 +34,23 @@ def paths(tree: dict, path: str = "") -> list[str]:
     return found
 
 
-def at(tree: dict, path: str) -> tuple[dict, str]:
-    *folders, name = path.split("/")
-    for folder in folders:
-        tree = tree[folder]
-    return tree, name
+def value_at(path: str):
+    value = TREE
+    for name in path.split("/"):
+        value = value[name]
+    return value
+
+
+def changed(path: str, *values: object) -> dict:
+    """The full tree with another value at ``path``, or with none."""
+    tree = folder = copy.deepcopy(TREE)
+    *names, last = path.split("/")
+    for name in names:
+        folder = folder[name]
+    del folder[last]
+    for value in values:
+        folder[last] = value
+    return tree
 
 
 def refused(tree: dict) -> str:
@@ -53,59 +61,47 @@ def refused(tree: dict) -> str:
         return str(error)
 
 
-PATHS = [path for path in paths(full_tree()) if path not in ("format", "version")]
-ARRAYS = [path for path in PATHS if isinstance(at(full_tree(), path)[0][path.split("/")[-1]], np.ndarray)]
+PATHS = [path for path in paths(TREE) if path not in ("format", "version")]  # these are the file's business
+ARRAYS = [path for path in PATHS if isinstance(value_at(path), np.ndarray)]
 
 
 def test_tree_and_back():
-    assert differences(full_graph(), from_tree(full_tree())) == []
+    assert differences(full_graph(), from_tree(TREE)) == []
 
 
 def test_root_holds_the_parts_in_order():
     scalars = ["format", "version", "stage", "world_size", "complete"]
-    assert list(full_tree()) == scalars + list(PARTS)
-    assert list(to_tree(train4())) == scalars + list(PARTS[:-6])
+    assert list(TREE) == scalars + list(PARTS)
+    assert list(to_tree(train4())) == scalars + list(PARTS[: -len(RESULTS)])
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in PATHS if path not in OPTIONAL and path != "replay/timing/iteration_ns"]
-)
-def test_missing_field_is_named(path):
-    tree = full_tree()
-    folder, name = at(tree, path)
-    del folder[name]
-    assert f"/{path} is missing; make the file again" in refused(tree)
+def test_missing_fields_are_named():
+    for path in PATHS:
+        if path not in OPTIONAL:
+            assert f"/{path} is missing; make the file again" in refused(changed(path)), path
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_field_of_another_type_is_named(path):
-    for wrong in (None, 1.5, np.array(["a"], object), np.zeros(3, "f4"), {}):
-        tree = full_tree()
-        folder, name = at(tree, path)
-        folder[name] = wrong
-        assert path.split("/")[0] in refused(tree)
+def test_fields_of_another_type_are_named():
+    for path in PATHS:
+        for wrong in (None, 1.5, np.array(["a"], object), np.zeros(3, "f4"), {}):
+            assert path.split("/")[0] in refused(changed(path, wrong)), (path, wrong)
 
 
-@pytest.mark.parametrize("path", [path for path in ARRAYS if path not in FREE])
-def test_field_of_another_length_is_refused(path):
-    tree = full_tree()
-    folder, name = at(tree, path)
-    folder[name] = (
-        np.concatenate([folder[name], folder[name][:1]]) if len(folder[name]) else np.zeros_like(folder[name], shape=1)
-    )
-    assert refused(tree)
+def test_fields_of_another_length_are_refused():
+    for path in ARRAYS:
+        if path not in FREE:
+            old = value_at(path)
+            longer = np.concatenate([old, old[:1]]) if len(old) else np.zeros_like(old, shape=1)
+            assert refused(changed(path, longer)), path
 
 
-@pytest.mark.parametrize("path", [path for path in ARRAYS if path.endswith("offset") and len(path.split("/")) > 1])
-def test_offsets_out_of_range_are_refused(path):
-    for position, value in ((0, 1), (0, -1), (-1, 10**9), (1, 10**9), (1, -5)):
-        tree = full_tree()
-        folder, name = at(tree, path)
-        if "clock" in name:
-            return  # a difference between clocks, not an offset into anything
-        folder[name] = folder[name].copy()
-        folder[name][position] = value
-        assert refused(tree)
+def test_offsets_out_of_range_are_refused():
+    for path in ARRAYS:
+        if path.endswith("offset") and "clock" not in path:
+            for position, value in ((0, 1), (0, -1), (-1, 10**9), (1, 10**9), (1, -5)):
+                offset = value_at(path).copy()
+                offset[position] = value
+                assert refused(changed(path, offset)), (path, position, value)
 
 
 @pytest.mark.parametrize(
@@ -119,33 +115,27 @@ def test_offsets_out_of_range_are_refused(path):
     ],
 )  # fmt: skip
 def test_reference_out_of_range_is_refused(path, value):
-    tree = full_tree()
-    folder, name = at(tree, path)
-    folder[name] = np.full_like(folder[name], value)
-    assert refused(tree)
+    assert refused(changed(path, np.full_like(value_at(path), value)))
 
 
 def test_world_of_nobody_and_unknown_stage_are_refused():
     for name, value in (("world_size", 0), ("world_size", 5), ("stage", "burnt")):
-        assert refused(full_tree() | {name: value})
+        assert refused(changed(name, value))
 
 
 def test_environment_that_is_no_json_object_is_refused():
     for text in (b"{", b"[1]"):
-        tree = full_tree()
-        tree["environment"]["json"] = {"offset": np.array([0, len(text)]), "utf8": np.frombuffer(text, np.uint8)}
-        assert "/environment/json is not" in refused(tree)
+        packed = {"offset": np.array([0, len(text)]), "utf8": np.frombuffer(text, np.uint8)}
+        assert "/environment/json is not" in refused(changed("environment/json", packed))
 
 
 def test_other_byte_order_is_read():
-    tree = full_tree()
-    tree["programs"]["lane"] = tree["programs"]["lane"].astype(">i2")
+    tree = changed("programs/lane", value_at("programs/lane").astype(">i2"))
     assert from_tree(tree).programs[0].lane.tolist() == train4().programs[0].lane.tolist()
 
 
 def test_rows_of_unequal_length_are_a_mistake_of_the_writer():
     graph = full_graph()
-    graph.timing.end = copy.copy(graph.timing.end)
-    graph.timing.end[0] = graph.timing.end[0][:-1]
+    graph.timing.end = [row[:-1] for row in graph.timing.end]
     with pytest.raises(ValueError, match="end has rows of other lengths than host_issue"):
         to_tree(graph)

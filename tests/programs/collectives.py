@@ -3,12 +3,15 @@
 Sums are of small whole numbers, hence exact in any order. The world must be even, and at least 4.
 """
 
+import warnings
+
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 import torch.distributed.nn.functional as differentiable
 from torch.distributed import ReduceOp
 
+warnings.filterwarnings("ignore", category=FutureWarning)  # the deprecated names exist in more versions
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 after, before, size = (rank + 1) % world, (rank - 1) % world, world // 2

@@ -27,4 +27,5 @@ for epoch in range(2):
         optimizer.step()
         print(f"loss rank {rank} step {step} {loss.item().hex()}\n", end="", flush=True)
         step += 1
+dist.barrier()  # or a gloo thread may still free a tensor while Python shuts down, and abort
 dist.destroy_process_group()

@@ -34,4 +34,5 @@ for step in range(4):
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     print(f"loss rank {rank} step {step} {loss.item().hex()}\n", end="", flush=True)
+dist.barrier()
 dist.destroy_process_group()

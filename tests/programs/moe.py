@@ -23,31 +23,27 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("copies", "ep"))
 copies, ep = mesh["copies"].get_group(), mesh["ep"].get_group()
-torch.manual_seed(0)
-router = nn.Linear(16, 2)
-torch.manual_seed(1 + mesh.get_local_rank("ep"))
+router = nn.Parameter(torch.eye(16, 2))
+torch.manual_seed(mesh.get_local_rank("ep"))
 expert = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-optimizer = torch.optim.SGD([*router.parameters(), *expert.parameters()], lr=0.5)
+parameters = [router, *expert.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.5)
 generator = torch.Generator().manual_seed(rank)
-
 for step in range(4):
     x = torch.randn(24, 16, generator=generator)
-    gate, chosen = router(x).softmax(-1).max(-1)
+    gate, chosen = (x @ router).softmax(-1).max(-1)
     order = chosen.argsort(stable=True)
     counts = torch.bincount(chosen, minlength=2)
-    arriving = torch.empty_like(counts)
-    dist.all_to_all_single(arriving, counts, group=ep)
+    dist.all_to_all_single(arriving := torch.empty_like(counts), counts, group=ep)
     send, recv = counts.tolist(), arriving.tolist()
     y = Exchange.apply(expert(Exchange.apply(x[order], send, recv, ep)), recv, send, ep)
     loss = (torch.zeros_like(y).index_copy(0, order, y) * gate[:, None] - x.sin()).square().mean()
     optimizer.zero_grad()
     loss.backward()
-    for p in [*router.parameters(), *expert.parameters()]:
-        dist.all_reduce(p.grad, group=copies)
-    for p in router.parameters():
-        dist.all_reduce(p.grad, group=ep)
-    for p in [*router.parameters(), *expert.parameters()]:
-        p.grad /= world
+    dist.all_reduce(router.grad, group=ep)
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad, group=copies)
+        parameter.grad /= world
     optimizer.step()
     print(f"loss rank {rank} step {step} {loss.item().hex()} send {send}\n", end="", flush=True)
 
@@ -60,4 +56,5 @@ ring = [dist.P2POp(dist.isend, mine, (rank + 1) % world), dist.P2POp(dist.irecv,
 for work in dist.batch_isend_irecv(ring):
     work.wait()
 print(f"check rank {rank} ring {other.item().hex()}\n", end="", flush=True)
+dist.barrier()
 dist.destroy_process_group()

@@ -13,4 +13,5 @@ for step in range(6):
     dist.all_gather(parts, value + rank)
     value = parts[rank] / 2
     print(f"check rank {rank} step{step} {value[0].item().hex()}\n", end="", flush=True)
+dist.barrier()
 dist.destroy_process_group()

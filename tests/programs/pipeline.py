@@ -32,4 +32,5 @@ for step in range(3):
     if losses:
         loss = torch.stack(losses).mean().item()
         print(f"loss rank {rank} step {step} {loss.hex()}\n", end="", flush=True)
+dist.barrier()
 dist.destroy_process_group()

@@ -308,7 +308,7 @@ def next_batch(args: argparse.Namespace, generator: torch.Generator, device: tor
     start = torch.randint(args.vocab, (args.batch, 1), generator=generator)
     climb = torch.randint(1, 3, (args.batch, args.seq), generator=generator).cumsum(1)
     text = (torch.cat([start, start + climb], 1) % args.vocab).to(device)
-    return text[:, :-1], text[:, 1:]
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
 def forward_backward(args, model, schedule, stage, tokens, target):
@@ -371,6 +371,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group(args.backend)
     train(args, device)
+    dist.barrier()  # or a gloo thread may still free a tensor while Python shuts down, and abort
     dist.destroy_process_group()
 
 

@@ -1,0 +1,101 @@
+"""In a replay the sandbox ranks compute what they compute among real peers, bit for bit."""
+
+import subprocess
+
+import pytest
+
+from prism_tools.graph import file
+from tests.tools import LIMIT, command, environment, left_in, said
+
+CASES = {
+    "W4": (4, ["--pp", "2"], "2-3"),
+    "W8": (8, ["--tp", "2", "--pp", "2"], "4-5"),
+    "W8-experts": (8, ["--tp", "2", "--pp", "2", "--ep", "2", "--moe", "4"], "5,6"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_of_gpt(case, real, stages):
+    """Ranks of the last stage: what crosses the sandbox's edge meets in sums of two addends, and point to point."""
+    world, arguments, ranks = CASES[case]
+    chosen = {int(rank) for rank in ranks.replace("-", ",").split(",")}
+    expected = said(real.output("gpt.py", *arguments, world=world), "loss", chosen)
+    assert len(expected) == 4 * len(chosen)
+    calibrated = stages.calibrated(stages.sliced(stages.recorded("gpt.py", *arguments, world=world)))
+    replayed = stages.replayed(calibrated, ranks)
+    assert replayed.lines("loss") == expected
+    assert replayed.stderr == ""
+    graph = file.read(replayed.path)
+    assert graph.stage == "replayed" and sorted(graph.replay.timing.rank.tolist()) == sorted(chosen)
+
+
+def test_every_operation(real, stages):
+    """Groups inside the sandbox (0-1) are real, the others mixed; sums are exact in any order (see collectives.py)."""
+    expected = said(real.output("collectives.py", world=4), "check", {0, 1})
+    calibrated = stages.calibrated(stages.sliced(stages.recorded("collectives.py", world=4)))
+    assert stages.replayed(calibrated, "0-1").lines("check") == expected
+
+
+@pytest.mark.parametrize(("name", "ranks", "word"), [("moe.py", "1,2", "loss"), ("store.py", "0,3", "check")])
+def test_programs(name, ranks, word, real, stages):
+    """Value-dependent splits, any-source receives and a batched ring; the rendezvous store of absent ranks."""
+    chosen = {int(rank) for rank in ranks.split(",")}
+    expected = said(real.output(name, world=4), word, chosen)
+    calibrated = stages.calibrated(stages.sliced(stages.recorded(name, world=4)))
+    assert expected and stages.replayed(calibrated, ranks).lines(word) == expected
+
+
+def test_the_whole_pipeline_in_one_pipe(stages, tmp_path):
+    """Graphs go from tool to tool through pipes, the programs' own output does not get into them."""
+    bare = stages.recorded("gpt.py", "--pp", "2", world=4)
+    tools = [("slice", bare.path, "-s", 2), ("calibrate",), ("replay", "-r", "0-1"), ("inspect", "summary")]
+    line = " | ".join(" ".join(command(*tool)) for tool in tools)
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}"],
+        cwd=tmp_path,
+        env=environment(TMPDIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    said_by_ranks = [text for text in done.stderr.splitlines() if not text.startswith("time rank ")]
+    assert said_by_ranks == []
+    report = done.stdout.splitlines()
+    assert report[0].startswith("world 4 (PP 2 · DP 2 · TP 1)   program ")
+    assert report[0].endswith("backend gloo   iterations 4")
+    labels = [text[:20].strip() for text in report[1:]]
+    shown = ["iteration time", "critical path", "peak memory", "slowest member", "groups"]
+    assert [label for label in labels if label in shown] == shown
+    assert "solved" in report[1] and any("replayed" in text and "3 iterations" in text or "valid" in text for text in report)
+    assert any("where durations come from" in text and "emulated 0 %" in text for text in report)
+    assert any("6 created of 9   virtual ranks touched 2 of 2" in text for text in report)
+    assert all(len(text) <= 100 for text in report)
+    assert left_in(tmp_path) == []
+
+
+def test_without_payloads_the_replay_says_so(bench):
+    """Timing still stands; values of absent ranks are not known."""
+    bench.run("record", "-n", 4, "--tensors", "none", "-o", "bare.h5", "--", program_of_sums(bench.out))
+    assert bench.files() == {"bare.h5", "sums.py"}
+    bench.run("slice", "bare.h5", "-s", 2, "--no-probe", "-o", "sliced.h5")
+    bench.run("calibrate", "sliced.h5", "-o", "calibrated.h5")
+    done = bench.run("replay", "-r", "0-1", "calibrated.h5", "-o", "replayed.h5")
+    expected = "6 contributions were not recorded: losses are not comparable"
+    assert done.stderr == f"prism-replay: warning: {expected}\n"
+
+
+def program_of_sums(folder):
+    """Two sums over all ranks, and one receive from rank 3: absent ranks 2 and 3 contribute three values to each of 0, 1."""
+    path = folder / "sums.py"
+    path.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "for _ in range(1):\n"
+        "    dist.all_reduce(torch.ones(4))\n"
+        "if dist.get_rank() > 1:\n"
+        "    dist.send(torch.ones(1), dist.get_rank() - 2)\n"
+        "else:\n"
+        "    dist.recv(torch.ones(1), dist.get_rank() + 2)\n"
+    )
+    return path
