@@ -13,7 +13,7 @@ from prism_tools.graph.model import Durations, Graph
 from prism_tools.graph.names import node_text
 from prism_tools.graph.own import own_times
 from prism_tools.graph.releases import releases
-from prism_tools.graph.schema import UNKNOWN, Source
+from prism_tools.graph.schema import HOST_LANE, UNKNOWN, Source
 
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
@@ -138,6 +138,11 @@ def _fill_probe(graph: Graph, matches: Matches, match: int, finder: Finder, flat
     flat.own[members], flat.spread[members] = found.duration, found.spread
     flat.tail[members] = turned(graph, matches, match, found.tails)
     flat.source[members] = Source.PROBE
+    for member, issue in zip(members.tolist(), turned(graph, matches, match, found.issue), strict=True):
+        rank, node = matches.rank_of(member), matches.node_of(member)
+        lane = graph.program_of(rank).lane
+        if lane[node] != HOST_LANE and node + 1 < len(lane):  # the slice left out what our data plane took to issue it
+            flat.own[member + 1] += issue
     return True
 
 

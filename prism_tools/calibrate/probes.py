@@ -29,10 +29,11 @@ class Key:
 
 @dataclass(frozen=True)
 class Found:
-    """A probe's answer: duration, tails by group rank (sender, receiver) and spread, ns."""
+    """A probe's answer: duration, tails and cost of issuing by group rank (sender, receiver), and spread, ns."""
 
     duration: int
     tails: np.ndarray
+    issue: np.ndarray
     spread: int
 
 
@@ -90,4 +91,4 @@ class Finder:
         less, more = sorted((int(probes.bytes[row]), key.bytes))
         if less != more:  # at worst the time is proportional to the bytes
             spread += round(duration * (1 - less / more))
-        return Found(duration, probes.tails[row], spread)
+        return Found(duration, probes.tails[row], probes.issue[row], spread)

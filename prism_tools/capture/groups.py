@@ -7,6 +7,7 @@ come through it. Behind it is either the real group (every output bit-equal) or 
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from prism_tools.capture import session as active
 from prism_tools.capture.calls import METHODS, Call
-from prism_tools.capture.work import RealWork
+from prism_tools.capture.work import RealWork, TracedWork
 
 RealGloo = c10d.ProcessGroupGloo
 
@@ -184,13 +185,23 @@ def _traced(name: str) -> Any:
     normalise: Callable[..., Call] = METHODS[name]
 
     def method(self: TracedGroup, *args: Any, **kwargs: Any) -> Any:
+        called = monotonic_ns()
         session = self._session
         call = normalise(self, *args, **kwargs)
+        size = len(self._ranks)
+        if call.peer >= size or call.root >= size:
+            raise ValueError(f"prism: {name}: no rank {max(call.peer, call.root)} in a group of {size}")
         slot = self.slot()
-        node = session.issue(call, slot)
+        node = session.issue(call, slot, called)
         if self._remote:
-            return session.submit(call, slot, node)
-        return RealWork(session, call, node, getattr(self._inner, name)(*args, **kwargs))
+            work: TracedWork = session.submit(call, slot, node)
+            returned = monotonic_ns()
+        else:
+            real = getattr(self._inner, name)(*args, **kwargs)
+            returned = monotonic_ns()
+            work = RealWork(session, call, node, real)
+        session.tracer.handed_over(node, call.op, returned, self._remote)
+        return work
 
     method.__name__ = name
     return method

@@ -34,7 +34,7 @@ PR_SET_PDEATHSIG = 1
 @dataclass
 class Spec:
     """What a rank process runs. ``output``: descriptor that becomes its stdout, or -1 to keep ours; ``body``: run this
-    function instead of the program ``argv``."""
+    function instead of the program ``argv``; ``issue_cost``: see capture/session.py."""
 
     argv: list[str]
     cwd: str
@@ -50,6 +50,7 @@ class Spec:
     announce: bool
     output: int = -1
     body: Callable[[], None] | None = None
+    issue_cost: dict[int, int] | None = None
 
 
 def threads_of_a_rank() -> None:
@@ -86,6 +87,8 @@ def fork(spec: Spec, close: list[socket.socket]) -> tuple[int, socket.socket]:
         for sock in close:
             sock.close()
         _become_rank(spec, theirs, parent)
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(70)  # not reached: a rank ends inside _become_rank
 
@@ -111,7 +114,7 @@ def _become_rank(spec: Spec, sock: socket.socket, parent: int) -> None:
 
     client = Client(sock, spec.announce)
     client.wait_for_go()
-    session = start(client, spec.rank, spec.sandbox, spec.stop_after, spec.entropy)
+    session = start(client, spec)
     session.finish(run_program(spec))
 
 

@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prism_tools.capture import clock, wire
 from prism_tools.capture.calls import Call
@@ -14,6 +14,9 @@ from prism_tools.capture.client import Client
 from prism_tools.capture.trace import Tracer
 from prism_tools.capture.work import RemoteWork
 from prism_tools.graph.schema import Op
+
+if TYPE_CHECKING:
+    from prism_tools.capture.ranks import Spec
 
 SESSION: Any = None  # the process's own Session, set by start()
 
@@ -25,14 +28,18 @@ class Session:
 
     ``sandbox``: the ranks that run for real beside this one with real backends between them (none while recording).
     ``stop_after``: iterations (groups of optimizer steps) after which the rank ends, or -1.
+    ``issue_cost``: replay: arrivals are told as if tracing cost nothing and issuing op X cost this many ns; None: as they are.
     """
 
-    def __init__(self, client: Client, rank: int, sandbox: frozenset[int], stop_after: int) -> None:
+    def __init__(
+        self, client: Client, rank: int, sandbox: frozenset[int], stop_after: int, issue_cost: dict[int, int] | None
+    ) -> None:
         self.client = client
         self.rank = rank
         self.sandbox = sandbox
         self.stop_after = stop_after
-        self.tracer = Tracer()
+        self.tracer = Tracer(issue_cost)
+        self.compensate = issue_cost is not None
         self.clock = clock.compare(self._ask_clock)
         self.pending_ranks: tuple[int, ...] = ()
         self.slots: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -62,14 +69,14 @@ class Session:
         self.client.post(("group", slot, name, description, backend, ranks))
         return slot
 
-    def issue(self, call: Call, slot: int) -> int:
+    def issue(self, call: Call, slot: int, called: int) -> int:
         """Trace an operation; the rank ends here when its last wanted iteration is over."""
         if self._after_mark:
             self._after_mark = False
             self.iterations += 1
             if self.iterations == self.stop_after:
                 self.finish(0)
-        return self.tracer.comm(call, slot)
+        return self.tracer.comm(call, slot, called)
 
     def submit(self, call: Call, slot: int, node: int) -> RemoteWork:
         """Hand an operation to the server; never blocks."""
@@ -78,7 +85,7 @@ class Session:
             self.client.post(("site", self._announced_sites, sites[self._announced_sites]))
             self._announced_sites += 1
         opid = self.client.new_id()
-        issued = self.to_leader(self.tracer.issued_at(node))
+        issued = self.to_leader(self.tracer.issued_at(node) - (self.tracer.debt if self.compensate else 0))
         descs = wire.descs_of(call.ins or call.outs) if call.op is not Op.BARRIER else []
         eager = call.op in EAGER_ON_RECORD and self.client.announce
         head = ("op", opid, node, slot, int(call.op), int(call.reduce), call.root, call.peer, call.tag)
@@ -115,7 +122,7 @@ def peak_rss() -> int:
     return -1
 
 
-def start(client: Client, rank: int, sandbox: frozenset[int], stop_after: int, entropy: int) -> Session:
+def start(client: Client, spec: Spec) -> Session:
     """Install capture in this process, before the user's program runs."""
     global SESSION
     import torch.distributed as dist
@@ -125,7 +132,8 @@ def start(client: Client, rank: int, sandbox: frozenset[int], stop_after: int, e
     from prism_tools.capture import groups
     from prism_tools.capture.store import PrismStore
 
-    SESSION = session = Session(client, rank, sandbox, stop_after)
+    rank = spec.rank
+    SESSION = session = Session(client, rank, spec.sandbox, spec.stop_after, spec.issue_cost)
     groups.install()
     store = PrismStore(client)
     rendezvous = sys.modules["torch.distributed.rendezvous"]
@@ -158,7 +166,7 @@ def start(client: Client, rank: int, sandbox: frozenset[int], stop_after: int, e
 
     c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv
     register_optimizer_step_post_hook(lambda *_: session.step_done())
-    seed(entropy)
+    seed(spec.entropy)
     os.register_at_fork(after_in_child=client.close)
     session.tracer.host_end = time.monotonic_ns()
     return session

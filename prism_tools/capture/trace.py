@@ -27,15 +27,21 @@ class Tracer:
     """Appends nodes; columns as in schema.NODE_COLUMNS, ``peer`` an absolute group rank until it is exported.
 
     Everything is a flat array of numbers: millions of small objects would make Python's collector slow the program.
+    Time spent in here, and in playing an absent rank, belongs to no node: the next one begins after it. ``debt`` is how far
+    this rank is behind an untraced one for that reason; a wait that has time to spare pays it back.
+    ``issue_cost``: ns that the real backend takes to issue each op (replay; {} elsewhere).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, issue_cost: dict[int, int] | None = None) -> None:
+        self.debt = 0
+        self.issue_cost = issue_cost or {}
         self.sites = CallSites()
         self.count = 0
         self._columns = array("i")  # _WIDTH a node
         self._values = array("q")  # bytes, count, tag
         self._times = array("q")  # host_issue, ready, start, end
         self._edges = array("i")  # source, target
+        self._issue = array("q")  # ns that the call took in the backend
         self._splits: dict[int, tuple[int, ...]] = {}
         self.late: list[tuple[int, int]] = []  # node, ns after the time at which it should have ended
         self.batch = -1
@@ -47,6 +53,7 @@ class Tracer:
         self._columns.extend(columns)
         self._values.extend(values)
         self._times.extend((start, start, start, end))
+        self._issue.append(0)
         self.count += 1
         return self.count - 1
 
@@ -58,12 +65,12 @@ class Tracer:
 
     def _span(self, until: int) -> None:
         """The host computed from the end of its last node until ``until``."""
-        self._host(Kind.COMPUTE, Op.NONE, -1, self.host_end, until)
+        self._host(Kind.COMPUTE, Op.NONE, -1, min(self.host_end, until), until)
 
-    def comm(self, call: Call, slot: int) -> int:
-        """An operation was called: a node on the pool's lane until its caller turns out to block at once."""
-        issue = now()
-        self._span(issue)
+    def comm(self, call: Call, slot: int, called: int = 0) -> int:
+        """An operation was called (at ``called``; 0: now): a node on the pool's lane until its caller blocks at once."""
+        called = called or now()
+        self._span(called)
         payload = call.ins or call.outs
         size = count = 0
         for tensor in payload:
@@ -74,11 +81,22 @@ class Tracer:
         site = self.sites.here()
         columns = (Kind.COMM, call.op, POOL_LANE, slot, call.peer, call.root, dtype, call.reduce, self.batch, site)
         before = self.last_host
-        node = self._append(columns, (size, count, call.tag), issue, -1)
+        node = self._append(columns, (size, count, call.tag), called, -1)
         if call.op is Op.ALL_TO_ALL:
             self._splits[node] = tuple(t.numel() * t.element_size() for t in (*call.ins, *call.outs))
         self._edges.extend((before, node))
+        self.host_end = self._times[4 * node] = self._times[4 * node + 1] = self._times[4 * node + 2] = issue = now()
+        self.debt += issue - called
         return node
+
+    def handed_over(self, node: int, op: Op, returned: int, played: bool) -> None:
+        """The backend took the operation and returned; ``played``: it was our own data plane, whose cost is not the job's."""
+        issue = self._times[4 * node]
+        cost = self.issue_cost.get(op, 0) if played else returned - issue
+        here = now()
+        self._issue[node] = returned - issue
+        self.host_end = here if played else here - cost
+        self.debt += here - issue - cost
 
     def issued_at(self, node: int) -> int:
         """When the host called the operation."""
@@ -93,33 +111,44 @@ class Tracer:
         if self._times[4 * node + 3] < 0:
             self._times[4 * node + 3] = at
 
-    def waited(self, node: int, entered: int, by_torch: bool) -> None:
-        """The host has waited for ``node``: a synchronous operation becomes one host node, else a WAIT node follows."""
-        left = now()
+    def waited(self, node: int, entered: int, by_torch: bool, planned: int = 0) -> None:
+        """The host has waited for ``node``: a synchronous operation becomes one host node, else a WAIT node follows.
+
+        ``planned``: when a played operation ends (0: a real one, which has ended now).
+        """
+        back = now()
+        left = back
+        if planned:
+            left = max(entered, planned)
+            self.debt = max(0, back - max(entered - self.debt, planned))
         self.completed(node, left)
         if by_torch and node == self.count - 1 and self._columns[_WIDTH * node + _LANE] == POOL_LANE:
             self._columns[_WIDTH * node + _LANE] = HOST_LANE
             del self._edges[-2:]
-            self._times[4 * node + 3] = left
+            self._times[4 * node + 3] = max(self._times[4 * node], planned) if planned else left
             self.last_host = node
-            self.host_end = left
         else:
             self._span(entered)
             self._host(Kind.WAIT, Op.NONE, self.sites.here(), entered, left)
             self._edges.extend((node, self.last_host))
+        self.host_end = now()
+        self.debt += self.host_end - back
 
     def mark(self, op: Op) -> None:
         """An optimizer step has ended."""
         at = now()
         self._span(at)
         self._host(Kind.MARK, op, self.sites.here(), at, at)
+        self.host_end = now()
+        self.debt += self.host_end - at
 
     def source(self, node: int, peer: int) -> None:
         """An any-source receive was matched with ``peer``."""
         self._columns[_WIDTH * node + _PEER] = peer
 
     def export(self, rank: int, groups: list[tuple[int, ...]]) -> dict[str, Any]:
-        """Everything as numpy arrays: {columns, edges, bytes, count, tag, splits, split_offset, times, sites}.
+        """Everything as numpy arrays: {columns, edges, bytes, count, tag, splits, split_offset, times,
+        issue, sites, late}.
 
         ``groups``: the members of each slot, which make peers relative to this rank.
         """
@@ -142,6 +171,7 @@ class Tracer:
             "splits": np.array([x for row in splits for x in row], np.int64),
             "split_offset": np.concatenate([[0], np.cumsum([len(row) for row in splits])]).astype(np.int64),
             "times": times,
+            "issue": np.array(self._issue, np.int64),
             "sites": self.sites.texts,
             "late": self.late,
         }

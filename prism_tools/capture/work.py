@@ -60,6 +60,7 @@ class TracedWork(Work):
         self._call = call
         self._node = node
         self._waited = False
+        self._planned = 0  # when a played operation ends, on this process's clock
         self._future: TracedFuture | None = None
 
     def _block(self) -> None:
@@ -72,7 +73,7 @@ class TracedWork(Work):
             self._waited = True
             entered = time.monotonic_ns()
             self._block()
-            self._session.tracer.waited(self._node, entered, called_by_torch(1))
+            self._session.tracer.waited(self._node, entered, called_by_torch(1), self._planned)
         return True
 
     def synchronize(self) -> None:
@@ -91,7 +92,7 @@ class TracedWork(Work):
         """A poll succeeded: from here on the program knows, which is the same as having waited."""
         if not self._waited:
             self._waited = True
-            self._session.tracer.waited(self._node, time.monotonic_ns(), False)
+            self._session.tracer.waited(self._node, time.monotonic_ns(), False, self._planned)
         return True
 
     def _queue_wait(self) -> None:
@@ -129,7 +130,7 @@ class RemoteWork(TracedWork):
         ``entered``: when this rank began to wait; what came in time but was not asked for until then is not late.
         """
         _, _, descs, when, peer = answer
-        when = self._session.from_leader(when) if when else 0
+        when = self._planned = self._session.from_leader(when) if when else 0
         copy_out(self._call.outs, descs, payload)
         if when:
             by = time.monotonic_ns() - max(when, entered)
@@ -139,7 +140,7 @@ class RemoteWork(TracedWork):
         if peer >= 0 and self._call.peer < 0:
             self._source = peer
             self._session.tracer.source(self._node, peer)
-        self._session.tracer.completed(self._node, when if 0 < when < entered else time.monotonic_ns())
+        self._session.tracer.completed(self._node, when or time.monotonic_ns())
         self._complete = True
         if self._event is not None:
             self._event.set()

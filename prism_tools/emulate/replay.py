@@ -10,13 +10,23 @@ import numpy as np
 from prism_tools.capture import ranks
 from prism_tools.emulate.condense import condense
 from prism_tools.emulate.planner import Timed
-from prism_tools.emulate.sandbox import check_hash_seed, joined_memory, memory, open_payloads, run_sandbox, timing
+from prism_tools.emulate.sandbox import (
+    check_hash_seed,
+    check_ranks,
+    file_name,
+    joined_memory,
+    memory,
+    open_payloads,
+    run_sandbox,
+    timing,
+)
 from prism_tools.errors import PrismError
 from prism_tools.graph import provenance
 from prism_tools.graph.iterations import iteration_times
 from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Graph, Replay
 from prism_tools.graph.order import dependency_order
+from prism_tools.graph.schema import Op
 
 TOLERANCE_NS = 50_000  # deliveries later than this are counted
 INVALID_SHARE = 0.01  # an iteration whose deliveries are later than this share of it, in sum, proves nothing
@@ -25,17 +35,18 @@ INVALID_SHARE = 0.01  # an iteration whose deliveries are later than this share 
 def replay(graph: Graph, options: argparse.Namespace) -> Graph:
     """Replay ``options.ranks``; returns ``graph`` with what was measured. PrismError: not calibrated, unknown rank,
     divergence, a failed rank."""
-    for rank in options.ranks:
-        graph.check_rank(rank)
+    check_ranks(graph, options.ranks, options.file)
     if graph.durations is None:
-        raise PrismError("not calibrated yet; run prism-calibrate first")
+        raise PrismError(f"{file_name(options.file)}: not calibrated yet; run prism-calibrate first")
     check_hash_seed(graph)
     sandbox = sorted(options.ranks)
     matches = find_matches(graph)
     planner = Timed(condense(graph, matches, dependency_order(graph, matches), graph.durations, set(sandbox)))
+    payloads = open_payloads(graph)
     ranks.preload()
     output = 2 if options.output == "-" else -1  # stdout is for the graph
-    traces, assistant = run_sandbox(graph, matches, sandbox, planner, open_payloads(graph), output)
+    costs = issue_costs(graph)
+    traces, assistant = run_sandbox(graph, matches, sandbox, planner, payloads, output, issue_cost=costs)
     graph.replay = measured(graph, matches, sandbox, traces)
     graph.memory = joined_memory(graph.memory, memory("replay", traces))
     graph.environment = {**graph.environment, "replay": provenance.environment()}
@@ -43,6 +54,21 @@ def replay(graph: Graph, options: argparse.Namespace) -> Graph:
     if assistant.values.unknown:
         options.progress.warn(f"{assistant.values.unknown} contributions were not recorded: losses are not comparable")
     return graph
+
+
+def issue_costs(graph: Graph) -> dict[int, int]:
+    """Op → ns that the host takes to issue it on the real backend, as probed; {} where nothing was."""
+    probes = graph.probes
+    if probes is None:
+        return {}
+    samples: dict[int, list[int]] = {}
+    for op, row in zip(probes.op.tolist(), probes.issue, strict=True):
+        if op == Op.SEND:
+            samples.setdefault(Op.SEND, []).append(int(row[0]))
+            samples.setdefault(Op.RECV, []).append(int(row[1]))
+        else:
+            samples.setdefault(op, []).append(int(row.mean()))
+    return {op: sum(costs) // len(costs) for op, costs in samples.items()}
 
 
 def measured(graph: Graph, matches: Matches, sandbox: list[int], traces: dict[int, dict[str, Any]]) -> Replay:

@@ -26,6 +26,20 @@ def open_payloads(graph: Graph) -> PayloadReader | None:
     return PayloadReader(graph.payload) if graph.payload.uuid else None
 
 
+def check_ranks(graph: Graph, chosen: list[int], file: str) -> None:
+    """PrismError, naming the file, unless it has all these ranks."""
+    try:
+        for rank in chosen:
+            graph.check_rank(rank)
+    except PrismError as error:
+        raise PrismError(f"{file_name(file)}: {error}") from None
+
+
+def file_name(file: str) -> str:
+    """A graph's file as messages name it."""
+    return "standard input" if file == "-" else file
+
+
 def check_hash_seed(graph: Graph) -> None:
     """PrismError unless str hashes are what they were in the recording."""
     if os.environ.get("PYTHONHASHSEED") != str(graph.launch.hash_seed):
@@ -42,8 +56,10 @@ def run_sandbox(
     payloads: PayloadReader | None,
     output: int,
     tick: Callable[[], None] = lambda: None,
+    issue_cost: dict[int, int] | None = None,
 ) -> tuple[dict[int, dict[str, Any]], Assistant]:
-    """Run the program for real on the ranks ``sandbox``; ``output``: descriptor for what it prints, or -1 for ours.
+    """Run the program for real on the ranks ``sandbox``; ``output``: descriptor for what it prints, or -1 for ours;
+    ``issue_cost``: see capture/session.py.
 
     Returns each rank's trace and the assistant. Nothing of the run is left when this returns or raises.
     """
@@ -52,13 +68,13 @@ def run_sandbox(
     gc.collect()
     gc.disable()  # a collection would make deliveries late
     try:
-        return assistant.run([spec_of(graph, rank, sandbox, output) for rank in sandbox], tick), assistant
+        return assistant.run([spec_of(graph, rank, sandbox, output, issue_cost) for rank in sandbox], tick), assistant
     finally:
         gc.enable()
         assistant.close()
 
 
-def spec_of(graph: Graph, rank: int, sandbox: list[int], output: int) -> ranks.Spec:
+def spec_of(graph: Graph, rank: int, sandbox: list[int], output: int, issue_cost: dict[int, int] | None) -> ranks.Spec:
     """A sandbox rank, as it was recorded."""
     launch = graph.launch
     return ranks.Spec(
@@ -75,6 +91,7 @@ def spec_of(graph: Graph, rank: int, sandbox: list[int], output: int) -> ranks.S
         stop_after=launch.stop_after,
         announce=False,
         output=output,
+        issue_cost=issue_cost,
     )
 
 

@@ -115,8 +115,9 @@ class Timing:
 class Probes:
     """Durations of operations measured alone: one row per distinct (op, dtype, reduce, K, bytes); ns.
 
-    ``duration``: median over repeats of the last arriver's (end - ready); ``spread``: half the interquartile range;
-    ``tails[k]``: int64[K], median of (member's end - first end) by group rank.
+    ``duration``: first end after the last arrival; ``spread``: half the interquartile range;
+    ``tails[k]``: int64[K], (member's end - first end) by group rank; ``issue[k]``: int64[K], what the host takes to issue
+    it asynchronously. Means, but for the spread: latencies are skewed, and waits add them up.
     """
 
     op: np.ndarray
@@ -128,6 +129,7 @@ class Probes:
     spread: np.ndarray
     repeats: np.ndarray
     tails: list[np.ndarray]
+    issue: list[np.ndarray]
 
 
 @dataclass

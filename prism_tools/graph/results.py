@@ -53,14 +53,17 @@ def _timing(group: Fields, world_size: int) -> Timing:
 
 
 def _pack_probes(probes: Probes) -> Tree:
-    return {**_cast(probes, PROBE_ROWS), "tails": pack_rows(probes.tails, "i8")}
+    rows = {name: pack_rows(getattr(probes, name), "i8") for name in ("tails", "issue")}
+    return {**_cast(probes, PROBE_ROWS), **rows}
 
 
 def _probes(group: Fields, world_size: int) -> Probes:
     count = len(group.array("op", "u1"))
-    tails = group.rows("tails", "i8", count)
-    columns = {name: group.array(name, dtype, count) for name, dtype in PROBE_ROWS.items()}
-    return Probes(tails=split(tails.offset, tails.data), **columns)
+    columns: dict[str, Any] = {name: group.array(name, dtype, count) for name, dtype in PROBE_ROWS.items()}
+    for name in ("tails", "issue"):
+        rows = group.rows(name, "i8", count)
+        columns[name] = split(rows.offset, rows.data)
+    return Probes(**columns)
 
 
 def _pack_memory(memory: Memory) -> Tree:

@@ -128,7 +128,7 @@ def _keep_partial(options: argparse.Namespace, coordinator: Coordinator, launch:
     try:
         _write(options, coordinator, launch, Payload(), whole=False)
     except (PrismError, OSError) as error:
-        problem.detail += f"\nno partial graph: {error}"
+        problem.detail = (problem.detail + f"\nno partial graph: {error}").strip("\n")
         return
     problem.detail = (problem.detail + f"\npartial graph kept in {options.output} (incomplete)").strip("\n")
     if isinstance(problem, Failure):

@@ -54,7 +54,7 @@ def measure(graph: Graph, matches: Matches, size: int | None, progress: Any, rep
     larger = [operation for operation in wanted if operation.size > processes]
     columns = list(zip(*rows, strict=True))
     sizes = [plan.size for plan in plans[: len(plans) - len(larger)]] + [o.size for o in larger]
-    tails = [np.resize(row[2], count) for row, count in zip(rows, sizes, strict=True)]
+    tails, issue = ([np.resize(row[k], count) for row, count in zip(rows, sizes, strict=True)] for k in (2, 3))
     return Probes(
         np.array([plan.op for plan in plans], np.uint8),
         np.array([plan.dtype for plan in plans], np.int16),
@@ -65,6 +65,7 @@ def measure(graph: Graph, matches: Matches, size: int | None, progress: Any, rep
         np.array(columns[1], np.int64),
         np.full(len(plans), repeats, np.int32),
         tails,
+        issue,
     )
 
 
@@ -117,25 +118,36 @@ def run_processes(count: int, body: Callable[[], None]) -> list[dict[str, Any]]:
 
 
 def split(plans: list[Wanted], repeats: int, traces: list[dict[str, Any]]) -> list[np.ndarray]:
-    """Per plan the times int64[repeats, members, 2] (ready, end) of its operation."""
-    streams = [trace["times"][trace["columns"]["kind"] == Kind.COMM][:, [1, 3]] for trace in traces]
+    """Per plan int64[2 * repeats, members, 3]: (ready, end, issue cost) of its synchronous and asynchronous calls."""
+    streams = []
+    for trace in traces:
+        nodes = np.flatnonzero(trace["columns"]["kind"] == Kind.COMM)
+        streams.append(np.stack([trace["times"][nodes, 1], trace["times"][nodes, 3], trace["issue"][nodes]], 1))
     positions = [0] * len(traces)
     result = []
     for plan in plans:
-        samples = np.empty((repeats, plan.size, 2), np.int64)
+        samples = np.empty((2 * repeats, plan.size, 3), np.int64)
         for member in range(plan.size):
             at = positions[member]
-            samples[:, member] = streams[member][at : at + repeats]
-            positions[member] = at + repeats
+            samples[:, member] = streams[member][at : at + 2 * repeats]
+            positions[member] = at + 2 * repeats
         result.append(samples)
     return result
 
 
-def summary(plan: Wanted, samples: np.ndarray) -> tuple[int, int, np.ndarray]:
-    """Duration (median of the last arriver's), spread (half the interquartile range) and tails int64[members], ns."""
-    ready, end = samples[:, :, 0], samples[:, :, 1]
+def summary(plan: Wanted, samples: np.ndarray) -> tuple[int, int, np.ndarray, np.ndarray]:
+    """Duration and spread (half the interquartile range), tails and issue cost int64[members], ns."""
+    together, apart = np.split(samples, 2)
+    ready, end = together[:, :, 0], together[:, :, 1]
     first = end.min(axis=1)
     durations = first - ready.max(axis=1)
-    low, middle, high = np.percentile(durations, (25, 50, 75))
-    tails = np.median(end - first[:, None], axis=0).astype(np.int64)
-    return max(int(middle), 0), int(high - low) // 2, tails
+    low, high = np.percentile(durations, (25, 75))
+    tails = [usual(row) for row in (end - first[:, None]).T]
+    issue = [usual(row) for row in apart[:, :, 2].T]
+    return max(usual(durations), 0), int(high - low) // 2, np.array(tails, np.int64), np.array(issue, np.int64)
+
+
+def usual(sample: np.ndarray) -> int:
+    """The mean without what exceeds four medians: a process that lost its core shows in every tool, and in no job's model."""
+    kept = sample[sample <= 4 * max(float(np.median(sample)), 1)]
+    return int(kept.mean()) if len(kept) else 0

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from prism_tools.slicing.probe import Wanted
 
 REPEATS = 15
-LATE = 0.0015  # seconds by which the last member is late: the others are all waiting by then
+LATE = 0.005  # seconds by which the last member is late: the others wait by then, and all have been idle as in a job
 
 
 def program(plans: list[Wanted], repeats: int) -> None:
-    """Run in every probing process, as a torch.distributed program."""
+    """Run in every probing process, as a torch.distributed program: ``repeats`` synchronous calls of each operation, then
+    as many asynchronous ones."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
@@ -25,13 +26,16 @@ def program(plans: list[Wanted], repeats: int) -> None:
     store = dist.distributed_c10d._get_default_store()
     groups = {size: dist.new_group(list(range(size))) for size in sorted({plan.size for plan in plans})}
     for number, plan in enumerate(plans):
-        if rank < plan.size:
-            call = operation(plan, groups[plan.size], rank)
-            for repeat in range(repeats):
-                align(store, f"probe/{number}/{repeat}", plan.size)
-                if rank == late_member(plan, repeat):
-                    time.sleep(LATE)
-                call()
+        if rank >= plan.size:
+            continue
+        call = operation(plan, groups[plan.size], rank)
+        for repeat in range(2 * repeats):
+            align(store, f"probe/{number}/{repeat}", plan.size)
+            if rank == late_member(plan, repeat):
+                time.sleep(LATE)
+            work = call(repeat >= repeats)
+            if work is not None:
+                work.wait()
     align(store, "probe/end", dist.get_world_size())
 
 
@@ -47,8 +51,8 @@ def align(store: object, key: str, count: int) -> None:
     store.wait([key + "/all"])  # type: ignore[attr-defined]
 
 
-def operation(plan: Wanted, group: object, rank: int):  # noqa: ANN201 - a closure without arguments
-    """A function that performs the operation once, synchronously."""
+def operation(plan: Wanted, group: object, rank: int):  # noqa: ANN201 - a closure of one argument
+    """A function of ``later`` that performs the operation once; ``later``: asynchronously, returning its Work."""
     import torch
     import torch.distributed as dist
 
@@ -58,18 +62,28 @@ def operation(plan: Wanted, group: object, rank: int):  # noqa: ANN201 - a closu
     kind = reduce_op(plan.reduce)
     match Op(plan.op):
         case Op.ALL_REDUCE:
-            return lambda: dist.all_reduce(data, kind, group)
+            return lambda later: dist.all_reduce(data, kind, group, later)
         case Op.BROADCAST:
-            return lambda: dist.broadcast(data, group_src=0, group=group)
+            return lambda later: dist.broadcast(data, group_src=0, group=group, async_op=later)
         case Op.REDUCE:
-            return lambda: dist.reduce(data, group_dst=0, op=kind, group=group)
+            return lambda later: dist.reduce(data, group_dst=0, op=kind, group=group, async_op=later)
         case Op.BARRIER:
-            return lambda: dist.barrier(group)
+            return lambda later: dist.barrier(group, later)
         case Op.SEND:
             if rank == 0:
-                return lambda: dist.send(data, group_dst=1, group=group)
-            return lambda: dist.recv(data, group_src=0, group=group)
+                return lambda later: (dist.isend if later else dist.send)(data, group_dst=1, group=group)
+            return lambda later: receive(data, group, later)
     return shaped(Op(plan.op), data, plan.size, kind, group, rank)
+
+
+def receive(data: torch.Tensor, group: object, later: bool):  # noqa: ANN201 - a Work or None
+    """dist.recv returns the sender instead of a Work."""
+    import torch.distributed as dist
+
+    if later:
+        return dist.irecv(data, group_src=0, group=group)
+    dist.recv(data, group_src=0, group=group)
+    return None
 
 
 def shaped(op: Op, data: torch.Tensor, size: int, kind: object, group: object, rank: int):  # noqa: ANN201
@@ -81,21 +95,22 @@ def shaped(op: Op, data: torch.Tensor, size: int, kind: object, group: object, r
     match op:
         case Op.ALL_GATHER:
             many = [torch.zeros_like(data) for _ in range(size)]
-            return lambda: dist.all_gather(many, data, group=group)
+            return lambda later: dist.all_gather(many, data, group, later)
         case Op.REDUCE_SCATTER:
             even = [torch.zeros(max(data.numel() // size, 1), dtype=data.dtype) for _ in range(size)]
-            return lambda: dist.reduce_scatter(torch.zeros_like(even[0]), even, kind, group)
+            return lambda later: dist.reduce_scatter(torch.zeros_like(even[0]), even, kind, group, later)
         case Op.ALL_TO_ALL:
             splits = [len(piece) for piece in pieces]
             out = torch.zeros(splits[rank] * size, dtype=data.dtype)
-            return lambda: dist.all_to_all_single(out, data, [splits[rank]] * size, splits, group=group)
+            even_splits = [splits[rank]] * size
+            return lambda later: dist.all_to_all_single(out, data, even_splits, splits, group, later)
         case Op.GATHER:
             gathered = [torch.zeros_like(data) for _ in range(size)] if rank == 0 else None
-            return lambda: dist.gather(data, gathered, group_dst=0, group=group)
+            return lambda later: dist.gather(data, gathered, group_dst=0, group=group, async_op=later)
         case Op.SCATTER:
             mine = torch.zeros(max(data.numel() // size, 1), dtype=data.dtype)
             parts = [torch.zeros_like(mine) for _ in range(size)] if rank == 0 else None
-            return lambda: dist.scatter(mine, parts, group_src=0, group=group)
+            return lambda later: dist.scatter(mine, parts, group_src=0, group=group, async_op=later)
     raise ValueError(f"{op.name} cannot be probed")
 
 

@@ -10,7 +10,15 @@ import numpy as np
 
 from prism_tools.capture import ranks
 from prism_tools.emulate.planner import AtOnce
-from prism_tools.emulate.sandbox import check_hash_seed, joined_memory, memory, open_payloads, run_sandbox, timing
+from prism_tools.emulate.sandbox import (
+    check_hash_seed,
+    check_ranks,
+    joined_memory,
+    memory,
+    open_payloads,
+    run_sandbox,
+    timing,
+)
 from prism_tools.graph import provenance
 from prism_tools.graph.iterations import iteration_times
 from prism_tools.graph.match import find_matches
@@ -25,6 +33,7 @@ Row = tuple[int, int, int, dict[str, Any]]  # rank, slice, repeat, trace
 def run(graph: Graph, options: argparse.Namespace) -> Graph:
     """Measure the slices of ``options.size`` ranks; returns ``graph`` with timing, memory and (unless --no-probe) probes."""
     check_hash_seed(graph)
+    check_ranks(graph, options.ranks or [], options.file)
     matches = find_matches(graph)
     payloads = open_payloads(graph)
     chosen = [s for s in slices(graph, options.size) if options.ranks is None or set(s) & set(options.ranks)]
@@ -32,7 +41,8 @@ def run(graph: Graph, options: argparse.Namespace) -> Graph:
     first = int(graph.timing.slice.max(initial=-1)) + 1 if graph.timing is not None else 0
     rows: list[Row] = []
     peaks: dict[int, dict[str, Any]] = {}
-    output = -1 if options.verbose else os.open(os.devnull, os.O_WRONLY)
+    shown = 2 if options.output == "-" else -1  # stdout is for the graph
+    output = shown if options.verbose else os.open(os.devnull, os.O_WRONLY)
     try:
         for number, sandbox in enumerate(chosen):
             for repeat in range(options.repeat):
@@ -42,7 +52,7 @@ def run(graph: Graph, options: argparse.Namespace) -> Graph:
                 rows += [(rank, first + number, repeat, traces[rank]) for rank in sandbox]
                 peaks.update(traces)
     finally:
-        if output >= 0:
+        if output != shown:
             os.close(output)
     add_rows(graph, rows)
     graph.memory = joined_memory(graph.memory, memory("slice", peaks))

@@ -29,10 +29,11 @@ def measure(graph, starts, ends, ranks, slice_id=0):
     add_timing(graph, {r: rows(zip(starts[r], ends[r], strict=True)) for r in ranks}, slice_id)
 
 
-def probes(op, size, nbytes, duration, tails, spread=0, dtype="float32", reduce=Reduce.NONE):
+def probes(op, size, nbytes, duration, tails, spread=0, dtype="float32", reduce=Reduce.NONE, issue=None):
     """One probe."""
     columns = (op, DTYPES.index(dtype) if dtype else -1, reduce, size, nbytes, duration, spread, 5)
-    return Probes(*(np.array([value]) for value in columns), [np.array(tails, np.int64)])
+    rows = [[np.array(row, np.int64)] for row in (tails, issue or [0] * len(tails))]
+    return Probes(*(np.array([value]) for value in columns), *rows)
 
 
 def two_groups():

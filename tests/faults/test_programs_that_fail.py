@@ -123,3 +123,19 @@ def test_no_such_program(bench):
     done = bench.run("record", "-n", 2, "-o", "run.h5", "--", "-m", "no.such.module", expect=127)
     assert done.stderr == "prism-record: no module named no.such.module\n"
     assert bench.files() == set()
+
+
+def test_a_peer_that_does_not_exist(bench):
+    """Where real gloo crashes the process, the rank says so."""
+    (bench.out / "peer.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "for call in (dist.send, dist.recv, dist.isend, dist.irecv, dist.broadcast):\n"
+        "    try:\n"
+        "        call(torch.ones(1), 2)\n"
+        "    except ValueError as error:\n"
+        "        print(error, flush=True)\n"
+    )
+    done = bench.run("record", "-n", 2, "-o", "run.h5", "--", "peer.py")
+    names = ("send", "recv", "send", "recv", "broadcast")
+    assert sorted(done.stdout.splitlines()) == sorted(f"prism: {name}: no rank 2 in a group of 2" for name in names * 2)
