@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tools import Bench, RealGloo, Stages
+from tests.tools import SUMS, Bench, RealGloo, Stages
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +17,14 @@ def real(tmp_path_factory):
 def stages(tmp_path_factory):
     """Recorded, sliced, calibrated and replayed graphs."""
     return Stages(tmp_path_factory.mktemp("stages"))
+
+
+@pytest.fixture(scope="session")
+def sums(stages):
+    """faults/sums.py with four ranks at each stage: {"bare": …, "sliced": …, "calibrated": …}."""
+    bare = stages.recorded(SUMS, world=4)
+    sliced = stages.sliced(bare)
+    return {"bare": bare.path, "sliced": sliced.path, "calibrated": stages.calibrated(sliced).path}
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
+SUMS = ROOT / "tests" / "faults" / "sums.py"
 GPT = ROOT / "share" / "prism" / "examples" / "gpt.py"
 LIMIT = 150  # seconds for one tool, far more than any needs
 MARK = "PRISM_TEST_RUN"  # environment variable by which the processes of one test are found
@@ -115,7 +116,9 @@ class Bench:
     def run(self, tool: str, *arguments: object, expect: int | None = 0, **more: str) -> Result:
         return run(tool, *arguments, cwd=self.out, expect=expect, **self.variables(), **more)
 
-    def start(self, tool: str, *arguments: object, group: int = 0, text: bool = True, **options: object) -> subprocess.Popen[str]:
+    def start(
+        self, tool: str, *arguments: object, group: int = 0, text: bool = True, **options: object
+    ) -> subprocess.Popen[str]:
         """Start a tool in a process group of its own (0), as a shell does; stdout and stderr are pipes."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
         child = subprocess.Popen(

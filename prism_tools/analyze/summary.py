@@ -77,12 +77,22 @@ def _state(graph: Graph) -> list[str]:
 def _iteration_time(graph: Graph) -> list[str]:
     parts = []
     if graph.timeline is not None and graph.timeline.iteration_time_ns != UNKNOWN:
-        parts.append("solved " + with_interval(graph.timeline.iteration_time_ns, graph.timeline.interval_ns))
+        half = graph.timeline.interval_ns
+        solved = with_interval(graph.timeline.iteration_time_ns, math.nan if half == UNKNOWN else half)
+        parts.append(f"solved {solved}{_runs(graph)}")
     parts += _replayed(graph)
     line = _line("iteration time", "     ".join(parts))
     if len(line) <= WIDTH:
         return [line] if parts else []
     return [_line(label, part) for label, part in zip(("iteration time", ""), parts, strict=True)]
+
+
+def _runs(graph: Graph) -> str:
+    """How often ranks were measured: one run says nothing of how the next one would differ."""
+    if graph.timing is None or not len(graph.timing.rank):
+        return ""
+    least = min(Counter(graph.timing.rank.tolist()).values())
+    return f"  ({least} run{'s'[: least != 1]} of each slice)"
 
 
 def _replayed(graph: Graph) -> list[str]:
@@ -100,9 +110,9 @@ def _replayed(graph: Graph) -> list[str]:
         return []
     per_iteration, valid = per_iteration[known], graph.replay.valid[first:count][known]
     used = per_iteration[valid] if valid.any() else per_iteration
-    half = 2 * float(np.std(used, ddof=1)) / math.sqrt(len(used)) if len(used) > 1 else 0.0
+    half = 2 * float(np.std(used, ddof=1)) / math.sqrt(len(used)) if len(used) > 1 else math.nan
     late = int(graph.replay.late.sum())
-    notes = f"{len(used)} iterations, {late:,} late deliveries"
+    notes = f"{len(used)} iteration{'s'[: len(used) != 1]}, {late:,} late deliveries"
     if not valid.all():
         notes += ", none valid" if not valid.any() else f", {int((~valid).sum())} invalid left out"
     return [f"replayed {with_interval(float(used.mean()), half)}  ({notes})"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,9 @@ def brief(ns: float) -> str:
 
 
 def with_interval(ns: float, half_width: float) -> str:
-    """182.41 ms ± 0.6: the half-width in the same unit, one decimal less."""
+    """182.41 ms ± 0.6: the half-width in the same unit, one decimal less; "± ?" where nothing is known of it (NaN)."""
+    if math.isnan(half_width):
+        return f"{milliseconds(ns)} ms ± ?"
     decimals = len(milliseconds(ns).partition(".")[2]) - 1
     return f"{milliseconds(ns)} ms ± {half_width / 1e6:.{decimals}f}"
 

@@ -56,7 +56,7 @@ def _interval(
     graph: Graph, matches: Matches, durations: Durations, iteration_ns: np.ndarray, critical: np.ndarray
 ) -> int:
     """Half-width: variation between iterations (two standard errors), spread of the durations on the critical path, and
-    disagreement between the runs of a rank, combined in quadrature."""
+    disagreement between the runs of a rank, combined in quadrature; UNKNOWN from one iteration of one run."""
     count = len(iteration_ns)
     between = 2 * float(np.std(iteration_ns, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
     nodes = matches.base[critical[:, 0]] + critical[:, 1]
@@ -64,7 +64,10 @@ def _interval(
     once = np.append((match[1:] < 0) | (match[1:] != match[:-1]), True)[: len(nodes)]  # a jump lists two members
     spread = flat(durations.spread, durations.row)[nodes[once]].astype(float)
     path = math.sqrt(float(np.sum(spread**2))) / count
-    return round(math.hypot(between, path, _disagreement(graph, sorted(set(critical[:, 0].tolist())))))
+    disagreement = _disagreement(graph, sorted(set(critical[:, 0].tolist())))
+    if count == 1 and not disagreement:
+        return UNKNOWN
+    return round(math.hypot(between, path, disagreement))
 
 
 def _disagreement(graph: Graph, ranks: list[int]) -> float:

@@ -173,8 +173,11 @@ def start(client: Client, spec: Spec) -> Session:
 
 
 def seed(entropy: int) -> None:
-    """Seed the generators that a fresh process seeds from the system (torch's own default seed is a constant)."""
+    """Seed the generators that a fresh process seeds from the system (a GPU's default seed is a constant)."""
+    import torch
+
     random.seed(entropy)
+    torch.default_generator.manual_seed(entropy)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(entropy & 0xFFFFFFFF)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from prism_tools.capture.server import Operation
+from prism_tools.capture.server import Group, Operation
 from prism_tools.errors import PrismError
 from prism_tools.graph.model import Graph
 from prism_tools.graph.names import callsite_text
@@ -16,17 +16,26 @@ COMPARED = ("kind", "op", "lane", "slot", "peer", "root", "dtype", "reduce")
 
 
 def expected_text(graph: Graph, rank: int, node: int) -> str:
-    """The recorded operation: "all_reduce 4,096 B on tp (gpt.py:77 forward)"."""
+    """What was recorded at ``node`` or after the span there: "all_reduce 4,096 B on tp [0,1] (gpt.py:77 forward)"."""
     program = graph.program_of(rank)
+    node = event(program.kind, node)
     if node >= len(program):
         return "the end of the recording"
     op = Op(int(program.op[node]))
     if Kind(int(program.kind[node])) is not Kind.COMM:
         return f"{Kind(int(program.kind[node])).name.lower()} ({callsite_text(graph, rank, node)})"
-    group = int(graph.ranks.slots[rank][program.slot[node]])
+    number = int(graph.ranks.slots[rank][program.slot[node]])
     size = int(graph.values_of(rank).bytes[node])
-    name = graph.groups.desc[group] or graph.groups.name[group]
-    return f"{op.name.lower()} {size:,} B on {name} ({callsite_text(graph, rank, node)})"
+    groups = graph.groups
+    members = tuple(groups.members[number].tolist())
+    group = Group(number, groups.name[number], groups.desc[number], groups.backend[number], members, {})
+    return f"{op.name.lower()} {size:,} B on {group.label()} ({callsite_text(graph, rank, node)})"
+
+
+def event(kinds: np.ndarray, node: int) -> int:
+    """The first node from ``node`` on that is not a compute span; ``len(kinds)`` if there is none."""
+    found = np.flatnonzero(kinds[node:] != Kind.COMPUTE)
+    return node + int(found[0]) if len(found) else len(kinds)
 
 
 def ordinal(graph: Graph, rank: int, node: int) -> int:
@@ -71,10 +80,11 @@ def check_trace(graph: Graph, rank: int, trace: dict[str, Any]) -> None:
         node = count
     else:
         return
-    if node < len(columns["kind"]):
-        op = Op(int(columns["op"][node]))
-        site = trace["sites"][columns["callsite"][node]] if columns["callsite"][node] >= 0 else "?"
-        got = f"{op.name.lower() if op else Kind(int(columns['kind'][node])).name.lower()} ({site})"
+    mine = event(columns["kind"], node)
+    if mine < len(columns["kind"]):
+        op = Op(int(columns["op"][mine]))
+        site = trace["sites"][columns["callsite"][mine]] if columns["callsite"][mine] >= 0 else "?"
+        got = f"{op.name.lower() if op else Kind(int(columns['kind'][mine])).name.lower()} ({site})"
     else:
         got = "the end of the program"
     place = ordinal(graph, rank, node)

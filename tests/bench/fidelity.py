@@ -26,6 +26,7 @@ from prism_tools.launch.program import fix_hash_seed
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "share/prism/examples/gpt.py"
 STEPS, WARMUP = 12, 2
+REPEAT = 3  # runs of each slice: one run's spans differ from the next one's by about 1 %
 GOAL_MEAN, GOAL_MAX = 0.3, 1.0  # percent
 NULL_MISS = 5.0  # percent: what a predictor without calibration must at least be off by
 # Percent. More CPU and cores are short; less waiting and there is nothing to predict. Ranks that queue for a core slow each
@@ -87,7 +88,7 @@ def measure(case, folder, turn):
     """Record, slice, calibrate and replay `case` once."""
     sliced, calibrated, replayed = (folder / f"{case.name}.{turn}.{stage}.h5" for stage in ("s", "c", "r"))
     bare = record(case, folder)
-    tool("slice", "run", bare, "-s", case.size, "-o", sliced)
+    tool("slice", "run", bare, "-s", case.size, "--repeat", REPEAT, "-o", sliced)
     tool("calibrate", sliced, "-o", calibrated)
     text = tool("replay", "-r", case.sandbox, calibrated, "-o", replayed)
     graph = file.read(str(replayed))

@@ -100,7 +100,9 @@ SCRIPT = [
 ]
 
 
-@pytest.mark.parametrize("make", [dist.HashStore, lambda: dist.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=20))])
+@pytest.mark.parametrize(
+    "make", [dist.HashStore, lambda: dist.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=20))]
+)
 def test_answers_are_those_of_torch(make):
     torch_store, store = make(), KeyValue()
     for function, *arguments in SCRIPT:

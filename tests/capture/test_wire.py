@@ -125,7 +125,9 @@ def test_a_peer_that_has_gone_is_forgotten(pair):
     assert not peer.queue
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64, torch.uint8]
+)
 def test_the_bytes_of_a_tensor(dtype):
     tensor = (torch.arange(12).view(3, 4) % 2).to(dtype)
     data = wire.raw_bytes(tensor.t())

@@ -153,16 +153,3 @@ def test_slice_runs_by_default():
     assert (options.command, options.verbose, options.output) == (["train.py", "-s", "9"], 1, "-")
     assert parse("plan", "-s", "4").body == slice._plan
     assert parse("plan", "-s", "4").file == "-"
-
-
-@pytest.mark.parametrize(
-    "form, text",
-    [
-        ("text", "rank  op\n0     send\n11    recv\n"),
-        ("tsv", "rank\top\n0\tsend\n11\trecv\n"),
-        ("json", '[\n {\n  "rank": 0,\n  "op": "send"\n },\n {\n  "rank": 11,\n  "op": "recv"\n }\n]\n'),
-    ],
-)
-def test_rows(form, text, capsys):
-    module("inspect").print_rows([{"rank": 0, "op": "send"}, {"rank": 11, "op": "recv"}], form)
-    assert capsys.readouterr().out == text

@@ -68,7 +68,9 @@ def test_matches_inside_the_sandbox_or_outside_it_are_no_vertices():
 
 
 def test_early_leavers_do_not_wait_for_virtual_members():
-    graph = build(3, {"world": [0, 1, 2]}, lambda rank: [compute(), comm("reduce", "world", 4, root=2), compute()], "nccl")
+    graph = build(
+        3, {"world": [0, 1, 2]}, lambda rank: [compute(), comm("reduce", "world", 4, root=2), compute()], "nccl"
+    )
     matches, order, durations = prepared(graph)
     condensed = condense(graph, matches, order, durations, {0, 1})
     assert [(vertex.preds, vertex.live, vertex.constant) for vertex in condensed.vertices] == [

@@ -67,7 +67,9 @@ def test_the_whole_pipeline_in_one_pipe(stages, tmp_path):
     labels = [text[:20].strip() for text in report[1:]]
     shown = ["iteration time", "critical path", "peak memory", "slowest member", "groups"]
     assert [label for label in labels if label in shown] == shown
-    assert "solved" in report[1] and any("replayed" in text and "3 iterations" in text or "valid" in text for text in report)
+    assert "solved" in report[1] and any(
+        "replayed" in text and "3 iterations" in text or "valid" in text for text in report
+    )
     assert any("where durations come from" in text and "emulated 0 %" in text for text in report)
     assert any("6 created of 9   virtual ranks touched 2 of 2" in text for text in report)
     assert all(len(text) <= 100 for text in report)

@@ -1,4 +1,4 @@
-"""Graphs of two tiny programs, and a disk that is soon full."""
+"""A program that can be stopped on the way, and a disk that is soon full."""
 
 import os
 import subprocess
@@ -7,14 +7,6 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="session")
-def sums(stages):
-    """sums.py with four ranks at each stage: {"bare": …, "sliced": …, "calibrated": …}."""
-    bare = stages.recorded(HERE / "sums.py", world=4)
-    sliced = stages.sliced(bare)
-    return {"bare": bare.path, "sliced": sliced.path, "calibrated": stages.calibrated(sliced).path}
 
 
 @pytest.fixture(scope="session")

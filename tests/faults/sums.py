@@ -6,7 +6,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(3):
+for _ in range(3):
     model(torch.ones(1, 2)).sum().backward()
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)

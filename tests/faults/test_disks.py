@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tests.tools import program
+from tests.tools import SUMS, program
 
 FULL = os.strerror(errno.ENOSPC)
 READ_ONLY = os.strerror(errno.EROFS)
@@ -44,7 +44,7 @@ def test_small_payloads_do_not_fit_when_the_file_is_closed(bench, disk):
 
 def test_the_graph_of_a_recording_does_not_fit(bench, disk, sums):
     folder = disk("size=8k")
-    argv = ["record", "-n", 4, "--tensors", "none", "-o", folder / "run.h5", "--", os.path.dirname(__file__) + "/sums.py"]
+    argv = ["record", "-n", 4, "--tensors", "none", "-o", folder / "run.h5", "--", SUMS]
     done = bench.run(*argv, expect=1)
     remedy = "free some, or choose a larger file system"
     assert done.stderr == f"prism-record: {folder}/run.h5: cannot be written: {FULL}; {remedy}\n"

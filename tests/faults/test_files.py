@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from prism_tools.graph import file
-from tests.tools import program
+from tests.tools import SUMS, program
 
 
 def readers(path):
@@ -126,7 +126,7 @@ def test_another_hash_seed(bench, sums):
 def test_the_budget_of_payloads_is_exceeded(bench):
     """What is beyond it is not kept, and both record and replay say so."""
     options = ["-n", 4, "--tensor-budget", 40, "-o", "bare.h5"]
-    done = bench.run("record", *options, "--", os.path.dirname(__file__) + "/sums.py")
+    done = bench.run("record", *options, "--", SUMS)
     lost = int(done.stderr.split("(")[1].split(" B)")[0].replace(",", ""))
     assert lost > 0
     told = f"warning: payloads beyond the budget were not kept ({lost:,} B); add --tensor-budget"

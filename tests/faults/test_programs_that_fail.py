@@ -34,7 +34,11 @@ def test_deadlock(bench):
 def check_partial(bench, operations):
     """The partial graph is read only where --partial says so, and holds what happened until then."""
     assert "incomplete" in bench.run("inspect", "summary", "--partial", "run.h5").stdout
-    calls = [("inspect", "summary", "run.h5"), ("calibrate", "run.h5", "-o", "x.h5"), ("slice", "run.h5", "-s", 2, "-o", "x.h5")]
+    calls = [
+        ("inspect", "summary", "run.h5"),
+        ("calibrate", "run.h5", "-o", "x.h5"),
+        ("slice", "run.h5", "-s", 2, "-o", "x.h5"),
+    ]
     calls.append(("replay", "-r", 0, "run.h5", "-o", "x.h5"))
     for call, done in zip(calls, bench.run_all(*calls, expect=1), strict=True):
         assert done.stderr.startswith(f"prism-{call[0]}: run.h5: is incomplete: ") and done.stderr.count("\n") == 1
@@ -48,7 +52,10 @@ def check_partial(bench, operations):
 def test_mismatch(bench):
     done = bench.run("record", "-n", 4, "-j", 2, "-o", "run.h5", "--", program("mismatch.py"), expect=1)
     first, kept = done.stderr.splitlines()
-    what = {"all_reduce": r"all_reduce 16 B float32 \(mismatch\.py:13 <module>\)", "barrier": r"barrier 0 B \(mismatch\.py:11 <module>\)"}
+    what = {
+        "all_reduce": r"all_reduce 16 B float32 \(mismatch\.py:13 <module>\)",
+        "barrier": r"barrier 0 B \(mismatch\.py:11 <module>\)",
+    }
     found = re.fullmatch(
         r"prism-record: mismatched collective: operation 1 of group world \[0,1,2,3\]: "
         r"rank (\d) calls (.*), rank (\d) called (.*)",
@@ -101,7 +108,9 @@ def test_a_rank_that_ends_while_others_wait(bench):
     lines = done.stderr.splitlines()
     assert lines[0] == "prism-record: deadlock: no rank can run"
     assert any(re.match(r"  1 +- .* program ended", line) for line in lines)
-    assert any(re.match(r"  0,2 +all_reduce 8 B float32 +world \[0,1,2\] .* 1 +early\.py:4 <module>", line) for line in lines)
+    assert any(
+        re.match(r"  0,2 +all_reduce 8 B float32 +world \[0,1,2\] .* 1 +early\.py:4 <module>", line) for line in lines
+    )
     assert lines[-2].startswith("rank 1 has ended; rank 0 still waits for its all_reduce 8 B float32")
 
 

@@ -27,8 +27,13 @@ def contributions(dtype, count=5, tensors=1):
     """Per member a list of ``tensors`` tensors, different everywhere."""
     generator = np.random.default_rng(7)
     if dtype in INTEGERS:
-        return [[torch.from_numpy(generator.integers(1, 5, count).astype(dtype)) for _ in range(tensors)] for _ in range(MEMBERS)]
-    return [[torch.from_numpy(generator.normal(size=count).astype(dtype)) for _ in range(tensors)] for _ in range(MEMBERS)]
+        return [
+            [torch.from_numpy(generator.integers(1, 5, count).astype(dtype)) for _ in range(tensors)]
+            for _ in range(MEMBERS)
+        ]
+    return [
+        [torch.from_numpy(generator.normal(size=count).astype(dtype)) for _ in range(tensors)] for _ in range(MEMBERS)
+    ]
 
 
 def folded(kind, tensors):
@@ -61,7 +66,11 @@ def test_bits(kind, dtype):
 
 @pytest.mark.parametrize("kind", [Reduce.SUM, Reduce.MAX, Reduce.BOR, Reduce.BAND, Reduce.MIN])
 def test_bools(kind):
-    ins = [[torch.tensor([False, False, True])], [torch.tensor([False, True, True])], [torch.tensor([False, True, True])]]
+    ins = [
+        [torch.tensor([False, False, True])],
+        [torch.tensor([False, True, True])],
+        [torch.tensor([False, True, True])],
+    ]
     union = kind in (Reduce.SUM, Reduce.MAX, Reduce.BOR)
     same(execute(Op.ALL_REDUCE, ins, kind, -1)[0], [np.array([False, union, True])])
 
@@ -106,7 +115,9 @@ def test_a_fold_leaves_the_contributions_alone():
 
 def test_coalesced_tensors_are_reduced_one_by_one():
     ins = contributions("float32", tensors=2)
-    same(execute(Op.ALL_REDUCE, ins, Reduce.SUM, -1)[0], [folded(Reduce.SUM, [mine[t] for mine in ins]) for t in (0, 1)])
+    same(
+        execute(Op.ALL_REDUCE, ins, Reduce.SUM, -1)[0], [folded(Reduce.SUM, [mine[t] for mine in ins]) for t in (0, 1)]
+    )
 
 
 def test_reduce_gives_to_the_root_alone():
@@ -139,7 +150,10 @@ def test_reduce_scatter_of_two_tensors():
 
 
 def test_all_to_all_transposes_uneven_pieces():
-    ins = [[torch.full((sender + receiver,), 10 * sender + receiver) for receiver in range(MEMBERS)] for sender in range(MEMBERS)]
+    ins = [
+        [torch.full((sender + receiver,), 10 * sender + receiver) for receiver in range(MEMBERS)]
+        for sender in range(MEMBERS)
+    ]
     for receiver, outs in enumerate(execute(Op.ALL_TO_ALL, ins, Reduce.NONE, -1)):
         same(outs, [np.full(sender + receiver, 10 * sender + receiver) for sender in range(MEMBERS)])
 
