@@ -20,6 +20,10 @@ from prism_tools.capture.calls import METHODS, Call
 from prism_tools.capture.work import RealWork, TracedWork
 
 RealGloo = c10d.ProcessGroupGloo
+_kept: list[
+    Any
+] = []  # real groups live as long as the process: torch destroys them holding the interpreter's lock, and
+# their destructor joins threads that may wait for that lock
 
 
 class AbsentBackend:
@@ -63,7 +67,9 @@ class GlooName(metaclass=_GlooMeta):
     def __new__(cls, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> Any:
         if active.SESSION.is_remote(active.SESSION.pending_ranks):
             return AbsentBackend()
-        return RealGloo(store, rank, size, *args, **kwargs)
+        group = RealGloo(store, rank, size, *args, **kwargs)
+        _kept.append(group)
+        return group
 
 
 class TracedGroup(ProcessGroup):
@@ -97,8 +103,10 @@ class TracedGroup(ProcessGroup):
             self._inner._register_backend(device, kind, backend)
 
     def _set_default_backend(self, kind: Any) -> None:
-        ProcessGroup._set_default_backend(self, kind)
-        if self._inner is not None:
+        if (
+            self._inner is not None
+        ):  # without a backend, torch 2.14's C++ must not look for one to ask for rank and size
+            ProcessGroup._set_default_backend(self, kind)
             self._inner._set_default_backend(kind)
 
     def _set_group_name(self, name: str) -> None:

@@ -98,6 +98,7 @@ class Server:
         self.groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self.store = KeyValue()
         self.full: set[wire.Peer] = set()
+        self.alive = 0  # rank processes that have not been reaped
 
     # --- what subclasses provide
 
@@ -137,10 +138,11 @@ class Server:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         rank = self.ranks[spec.rank] = Rank(spec.rank, pid, wire.Peer(sock, self.full))
         self.selector.register(sock, selectors.EVENT_READ, (rank, rank.main))
+        self.alive += 1
         return rank
 
     def running(self) -> bool:
-        return any(not rank.gone for rank in self.ranks.values())
+        return self.alive > 0
 
     def poll(self, timeout: float | None) -> bool:
         """Handle what has arrived; False if nothing came in time."""
@@ -166,6 +168,7 @@ class Server:
         code = os.waitstatus_to_exitcode(status)
         kill_group(rank.pid)  # what the rank left behind
         rank.gone = True
+        self.alive -= 1
         rank.status = code if code >= 0 else 128 - code
         self.on_gone(rank, -code if code < 0 else 0)
 
@@ -204,6 +207,7 @@ class Server:
             if not rank.gone:
                 os.waitpid(rank.pid, 0)
                 rank.gone = True
+                self.alive -= 1
             for peer in rank.peers():
                 peer.sock.close()
         self.selector.close()
@@ -269,6 +273,10 @@ class Server:
             peer.send(("ok", answer))
         else:
             self.on_store_wait(rank, peer)
+        self.release()
+
+    def release(self) -> None:
+        """Let those go whose store keys exist now."""
         for (number, _, waiting), value in self.store.released():
             self.on_store_ready(self.ranks[number], waiting, value)
 

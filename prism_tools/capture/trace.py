@@ -11,6 +11,7 @@ import numpy as np
 
 from prism_tools.capture.calls import Call
 from prism_tools.capture.callsite import CallSites
+from prism_tools.capture.wire import dtype_name
 from prism_tools.graph.schema import DTYPES, HOST_LANE, NODE_COLUMNS, Kind, Op
 
 POOL_LANE = 1  # gloo's thread pool; graph lanes are ["host", "gloo"] on CPU
@@ -77,7 +78,7 @@ class Tracer:
             elements = tensor.numel()
             count += elements
             size += elements * tensor.element_size()
-        dtype = _DTYPE.get(str(payload[0].dtype)[6:], -1) if payload else -1
+        dtype = _DTYPE.get(dtype_name(payload[0].dtype), -1) if payload else -1
         site = self.sites.here()
         columns = (Kind.COMM, call.op, POOL_LANE, slot, call.peer, call.root, dtype, call.reduce, self.batch, site)
         before = self.last_host

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import functools
 import mmap
 import os
 import pickle
@@ -34,7 +35,13 @@ EMPTY = memoryview(b"")
 
 def descs_of(tensors: list[Any]) -> list[tuple[str, int]]:
     """The (dtype name, elements) of each tensor, as messages carry them."""
-    return [(str(tensor.dtype)[6:], tensor.numel()) for tensor in tensors]
+    return [(dtype_name(tensor.dtype), tensor.numel()) for tensor in tensors]
+
+
+@functools.cache
+def dtype_name(dtype: Any) -> str:
+    """torch.float32 → "float32"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def itemsize(dtype_name: str) -> int:

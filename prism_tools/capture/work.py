@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import Work
 
 from prism_tools.capture.calls import Call
 from prism_tools.capture.trace import called_by_torch
+from prism_tools.capture.wire import dtype_name
 
 if TYPE_CHECKING:
     from prism_tools.capture.session import Session
@@ -218,12 +219,10 @@ class RealWork(TracedWork):
 def copy_out(outs: list[torch.Tensor], descs: list[tuple[str, int]], payload: memoryview) -> None:
     """Copy received bytes into the destination tensors, past autograd as a backend does. RuntimeError where sizes differ."""
     offset = 0
-    for out, (dtype_name, count) in zip(outs, descs, strict=True):
+    for out, (name, count) in zip(outs, descs, strict=True):
         size = count * out.element_size()
-        if out.numel() != count or str(out.dtype)[6:] != dtype_name:
-            raise RuntimeError(
-                f"prism: {count} elements of {dtype_name} came for {out.numel()} of {str(out.dtype)[6:]}"
-            )
+        if out.numel() != count or dtype_name(out.dtype) != name:
+            raise RuntimeError(f"prism: {count} elements of {name} came for {out.numel()} of {out.dtype}")
         if size and out.is_contiguous():
             ctypes.memmove(out.data_ptr(), ctypes.addressof(ctypes.c_char.from_buffer(payload, offset)), size)
         elif size:
