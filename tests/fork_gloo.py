@@ -36,8 +36,9 @@ def become_rank(argv: list[str], rank: int, world: int, port: int, output: str) 
         os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
         sys.argv = argv
         sys.path.insert(0, os.path.dirname(argv[0]))
-        runpy.run_path(argv[0], run_name="__main__")
-        status = 0
+        # Kept: torch destroys groups holding the interpreter's lock, and joins their threads, which may wait for it.
+        kept = runpy.run_path(argv[0], run_name="__main__")
+        status = 0 if kept else 1
     except BaseException:
         traceback.print_exc()
     finally:

@@ -175,7 +175,7 @@ class RealGloo:
         argv = [program(name), *map(str, arguments)]
         key = (*argv, world)
         if key not in self.known:
-            path = self.folder / f"real{len(self.known)}"
+            path = self.folder / f"real{len(list(self.folder.iterdir()))}"
             assert self._ask({"argv": argv, "world": world, "output": str(path)}) == [0] * world
             self.known[key] = path.read_text()
         return self.known[key]
@@ -226,8 +226,8 @@ class Stages:
         key = ("record", "-n", world, "-j", jobs, *options, "--", program(name), *arguments)
         return self._make(key, lambda path: ["-o", path], **SECRETS)
 
-    def sliced(self, bare: Made, size: int = 2) -> Made:
-        return self._make(("slice", bare.path, "-s", size), lambda path: ["-o", path])
+    def sliced(self, bare: Made, *options: object) -> Made:
+        return self._make(("slice", bare.path, "-s", 2, *options), lambda path: ["-o", path])
 
     def calibrated(self, sliced: Made) -> Made:
         return self._make(("calibrate", sliced.path), lambda path: ["-o", path])

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from prism_tools.capture import ranks, wire
-from prism_tools.capture.server import Operation, Rank, Server
+from prism_tools.capture.kv import CHANGES
+from prism_tools.capture.server import Operation, Rank, Server, process_state
+from prism_tools.emulate.absent import AbsentChanges
 from prism_tools.emulate.divergence import check_operation, check_trace
 from prism_tools.emulate.planner import AtOnce, Timed
 from prism_tools.emulate.values import Values
@@ -15,8 +17,6 @@ from prism_tools.errors import PrismError
 from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph
 from prism_tools.tensors.payload import PayloadReader
-
-IGNORED = ("delete_key",)  # a key that an absent rank removes later may still be wanted by a sandbox rank now
 
 
 class Assistant(Server):
@@ -40,11 +40,7 @@ class Assistant(Server):
         self._open: dict[int, dict[int, tuple[Operation, wire.Peer]]] = {}  # match → rank → its call
         self._sent: set[tuple[int, int]] = set()  # (rank, opid) completed on the main socket
         self._leaving: list[wire.Peer] = []
-        for number, function, key, value in zip(
-            graph.store.rank, graph.store.op, graph.store.key, graph.store.value, strict=True
-        ):
-            if int(number) not in sandbox and function not in IGNORED:
-                self.store.apply(function, key, value)
+        self.absent = AbsentChanges(graph.store, sandbox, self.store)
 
     def run(self, specs: list[ranks.Spec], tick: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
         """Run the sandbox ranks to their end: their traces. PrismError: divergence, or a failed rank."""
@@ -55,7 +51,9 @@ class Assistant(Server):
         for rank in self.ranks.values():
             rank.main.send(("go",))
         while self.running():
-            self.poll(0.5)
+            if not self.poll(0.5) and self.store.waiting and self._all_asleep():
+                self.absent.apply(everything=True)  # not the recorded order, but better than waiting for ever
+                self.release()
             tick()
         return {number: rank.trace for number, rank in self.ranks.items() if rank.trace is not None}
 
@@ -80,13 +78,29 @@ class Assistant(Server):
             for waiting in self._leaving:
                 waiting.send(("ok", None))
 
+    def _all_asleep(self) -> bool:
+        return all(process_state(rank.pid) == "S" for rank in self.ranks.values() if not rank.gone)
+
+    def _store(self, rank: Rank, peer: wire.Peer, function: str, arguments: tuple) -> None:
+        super()._store(rank, peer, function, arguments)
+        if function in CHANGES:
+            self.absent.made(rank.number, function, arguments[0])
+            self.release()
+
     def on_store_wait(self, rank: Rank, peer: wire.Peer) -> None:
-        waiting = {token[0] for token in self.store.waiting}
-        if all(other.number in waiting or other.left for other in self.ranks.values()):
+        if not self._nobody_runs():
+            return
+        self.absent.apply(everything=True)
+        self.release()
+        if self._nobody_runs():
             key = next(keys[0] for token, (keys, _) in self.store.waiting.items() if token[0] == rank.number)
             raise PrismError(
                 f"rank {rank.number} diverged: it waits for store key {key!r}, which nobody set in the recording"
             )
+
+    def _nobody_runs(self) -> bool:
+        waiting = {token[0] for token in self.store.waiting}
+        return all(other.number in waiting or other.left for other in self.ranks.values())
 
     def _decide(self, decisions: list[tuple[int, int, int]]) -> None:
         for number, node, when in decisions:

@@ -32,16 +32,18 @@ def test_losses_of_gpt(case, real, stages):
 def test_every_operation(real, stages):
     """Groups inside the sandbox (0-1) are real, the others mixed; sums are exact in any order (see collectives.py)."""
     expected = said(real.output("collectives.py", world=4), "check", {0, 1})
-    calibrated = stages.calibrated(stages.sliced(stages.recorded("collectives.py", world=4)))
+    calibrated = stages.calibrated(stages.sliced(stages.recorded("collectives.py", world=4), "--no-probe"))
     assert stages.replayed(calibrated, "0-1").lines("check") == expected
 
 
-@pytest.mark.parametrize(("name", "ranks", "word"), [("moe.py", "1,2", "loss"), ("store.py", "0,3", "check")])
+@pytest.mark.parametrize(
+    ("name", "ranks", "word"), [("moe.py", "1,2", "loss"), ("store.py", "0,3", "check"), ("store.py", "1,2", "check")]
+)
 def test_programs(name, ranks, word, real, stages):
     """Value-dependent splits, any-source receives and a batched ring; the rendezvous store of absent ranks."""
     chosen = {int(rank) for rank in ranks.split(",")}
     expected = said(real.output(name, world=4), word, chosen)
-    calibrated = stages.calibrated(stages.sliced(stages.recorded(name, world=4)))
+    calibrated = stages.calibrated(stages.sliced(stages.recorded(name, world=4), "--no-probe"))
     assert expected and stages.replayed(calibrated, ranks).lines(word) == expected
 
 

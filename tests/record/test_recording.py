@@ -151,11 +151,8 @@ def test_the_same_seeds_in_every_run(bench: Bench):
     )
     recorded = bench.run("record", "-n", 2, "-o", "bare.h5", "--", "seeds.py").lines("check")
     assert len({line.split()[4] for line in recorded}) == 2  # ranks differ
-    sliced = bench.run("slice", "run", "-v", "bare.h5", "-s", 1, "--no-probe", "-o", "sliced.h5")
-    assert sliced.lines("check") == recorded
-    bench.run("calibrate", "sliced.h5", "-o", "calibrated.h5")
-    replayed = bench.run("replay", "-r", 1, "calibrated.h5", "-o", "replayed.h5")
-    assert replayed.lines("check") == recorded[1:]
+    again = bench.run("slice", "run", "-v", "bare.h5", "-s", 1, "--no-probe", "-o", "sliced.h5")
+    assert again.lines("check") == recorded
 
 
 def test_a_module_and_its_arguments(bench):
