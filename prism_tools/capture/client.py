@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import os
+import queue
+import select
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from prism_tools.capture import wire
@@ -34,7 +39,12 @@ class Client:
         self._push: socket.socket | None = None
         self._next = 0
         self._lock = threading.Lock()
-        self._reading = threading.RLock()  # held while a thread waits for a message on its socket
+        self._reading = threading.RLock()  # held while a thread reads the main socket
+        self._unread = False  # the second thread was told to look there, and could not
+        self._handed: queue.SimpleQueue[tuple[RemoteWork, tuple, memoryview]] = (
+            queue.SimpleQueue()
+        )  # for the second thread
+        self._bell, self._ring = socket.socketpair()  # says that something was handed over
 
     def wait_for_go(self) -> None:
         """Block until the server gives this rank its first turn."""
@@ -48,14 +58,14 @@ class Client:
 
     def close(self) -> None:
         """Close every socket (in a child that the rank forked)."""
-        for sock in self._sockets.values():
+        for sock in (*self._sockets.values(), self._bell, self._ring):
             sock.close()
 
     def post(self, message: tuple, parcel: wire.Parcel = wire.NOTHING) -> None:
         """Send without waiting for an answer."""
         try:
             wire.send(self._socket(), message, parcel)
-        except OSError:
+        except ConnectionError:
             os._exit(SERVER_GONE)
 
     def request(self, message: tuple) -> Any:
@@ -63,7 +73,7 @@ class Client:
         sock = self._socket()
         self.post(message)
         while True:
-            with self._reading:
+            with self._turn(sock):
                 answer, payload = self._read(sock)
             if answer[0] == "ok":
                 return answer[1]
@@ -75,7 +85,7 @@ class Client:
         if opid not in self._done and self.announce and not announced:
             self.post(("wait", opid))
         while True:
-            with self._reading:
+            with self._turn(sock):
                 if opid in self._done:
                     return self._done.pop(opid)
                 self._keep(*self._read(sock))
@@ -84,11 +94,12 @@ class Client:
         """The completion if it is here. Record: a "not yet" gives other ranks a turn first."""
         sock = self._socket()
         if not self.announce:
-            self._drain(sock)
+            with self._turn(sock):
+                self._drain(sock)
         elif opid not in self._done:
             self.post(("test", opid))
             while opid not in self._done:
-                with self._reading:
+                with self._turn(sock):
                     answer, payload = self._read(sock)
                 if answer[0] == "pending":
                     return None
@@ -102,27 +113,63 @@ class Client:
             if self._push is None:
                 self._push = self._channel("push")
                 threading.Thread(target=self._pump, args=(self._push,), daemon=True, name="prism-push").start()
-        self.post(("watch", work.opid))
+        found = self._done.pop(work.opid, None)
+        if found is None:
+            self.post(("watch", work.opid))
+        else:
+            self._keep(*found)
 
     def _pump(self, sock: socket.socket) -> None:
+        """The second thread: completes watched operations, each at its time."""
         self._sockets[threading.get_ident()] = sock
+        planned: list[tuple[int, int, RemoteWork, tuple, memoryview]] = []
         while True:
-            answer, payload = self._read(sock)
-            if answer[0] != "read":
-                self._keep(answer, payload)
-            elif self._reading.acquire(blocking=False):  # else the main thread takes it in itself
-                try:
-                    self._drain(self._main)
-                finally:
-                    self._reading.release()
+            wait = (planned[0][0] - time.monotonic_ns()) / 1e9 if planned else None
+            ready, _, _ = select.select([sock, self._bell], [], [], None if wait is None else max(wait, 0))
+            if self._bell in ready:
+                self._bell.recv(1)
+                work, answer, payload = self._handed.get()
+                heapq.heappush(planned, (work.due(answer), work.opid, work, answer, payload))
+            if sock in ready:
+                answer, payload = self._read(sock)
+                if answer[0] == "read":
+                    self._look_at_main()
+                else:
+                    self._keep(answer, payload)
+            while planned and planned[0][0] <= time.monotonic_ns():
+                _, _, work, answer, payload = heapq.heappop(planned)
+                work.complete(answer, payload)
+
+    def _look_at_main(self) -> None:
+        """Take in what lies on the main socket, or leave it to the main thread, which reads or is about to stop reading."""
+        self._unread = True
+        if self._reading.acquire(blocking=False):
+            try:
+                self._unread = False
+                self._drain(self._main)
+            finally:
+                self._reading.release()
+
+    @contextlib.contextmanager
+    def _turn(self, sock: socket.socket) -> Iterator[None]:
+        """Reading ``sock``; the main socket has two readers."""
+        if sock is not self._main:
+            yield
+            return
+        with self._reading:
+            yield
+            if self._unread:
+                self._unread = False
+                self._drain(sock)
 
     def _keep(self, answer: tuple, payload: memoryview) -> None:
         """A completion that nobody on this thread waits for right now."""
         work = self._watched.pop(answer[1], None)
-        if work is not None:
-            work.complete(answer, payload)
-        else:
+        if work is None:
             self._done[answer[1]] = (answer, payload)
+        else:
+            self._handed.put((work, answer, payload))
+            self._ring.send(b"!")
 
     def _drain(self, sock: socket.socket) -> None:
         """Take in what has arrived, without blocking."""
@@ -136,7 +183,7 @@ class Client:
     def _read(self, sock: socket.socket) -> tuple[tuple, memoryview]:
         try:
             answer, payload, _fds = wire.receive(sock)
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             os._exit(SERVER_GONE)
         if answer[0] == "dump":
             self.on_dump()

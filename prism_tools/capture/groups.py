@@ -81,6 +81,8 @@ class TracedGroup(ProcessGroup):
         self._store = store
         self._session = active.SESSION
         self._ranks = self._session.pending_ranks or tuple(range(size))
+        if self._ranks[rank] != self._session.rank:
+            raise RuntimeError("prism: the program numbers its ranks otherwise than its launcher does (RANK)")
         self._remote = self._session.is_remote(self._ranks)
         self._inner = None if self._remote else ProcessGroup(store, rank, size)
         self._absent = AbsentBackend()

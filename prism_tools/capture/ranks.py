@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import importlib
+import io
+import multiprocessing.process
 import os
+import resource
 import runpy
 import signal
 import socket
@@ -62,6 +66,8 @@ def threads_of_a_rank() -> None:
 def preload() -> None:
     """Import torch and what programs need of it, and make the memory shareable with forked ranks."""
     threads_of_a_rank()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket or two for each rank, and payloads in flight
     import torch
 
     torch.set_num_threads(1)
@@ -98,14 +104,16 @@ def _become_rank(spec: Spec, sock: socket.socket, parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    atexit._clear()
+    gc.enable()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
+    os.close(null)
     if spec.output >= 0:
         os.dup2(spec.output, 1)
+    multiprocessing.process.ORIGINAL_DIR = spec.cwd  # type: ignore[attr-defined] # where spawned children start
     os.environ.update(spec.env)
     os.environ.update(rank_environment(spec))
 
@@ -164,6 +172,11 @@ def run_program(spec: Spec) -> int:
         status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    # The interpreter would flush what is still open. What the tool had open is frozen, so it is not among these objects.
+    for thing in gc.get_objects():
+        if isinstance(thing, (io.TextIOWrapper, io.BufferedWriter)) and not thing.closed and thing.writable():
+            with contextlib.suppress(OSError):
+                thing.flush()
     return status
 
 

@@ -121,6 +121,10 @@ class Server:
     def on_store_wait(self, rank: Rank, peer: wire.Peer) -> None:
         """The rank waits for store keys."""
 
+    def on_store_answer(self, rank: Rank, peer: wire.Peer, function: str, answer: Any) -> None:
+        """The store's answer is there at once."""
+        peer.send(("ok", answer))
+
     def on_store_ready(self, rank: Rank, peer: wire.Peer, answer: Any) -> None:
         """The keys exist now."""
         peer.send(("ok", answer))
@@ -151,9 +155,11 @@ class Server:
             rank, peer = key.data
             try:
                 message, payload, fds = wire.receive(peer.sock)
-            except (EOFError, OSError):
+            except (EOFError, ConnectionError):
                 self._closed(rank, peer)
                 continue
+            except OSError as error:
+                raise PrismError(f"rank {rank.number}: {error.strerror}; raise ulimit -n") from error
             self.handle(rank, peer, message, payload, fds)
         for peer in list(self.full):
             peer.flush()
@@ -164,9 +170,10 @@ class Server:
         peer.sock.close()
         if peer is not rank.main or rank.gone:
             return
+        os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+        kill_group(rank.pid)  # what the rank left behind, while its number is still taken
         _, status = os.waitpid(rank.pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        kill_group(rank.pid)  # what the rank left behind
         rank.gone = True
         self.alive -= 1
         rank.status = code if code >= 0 else 128 - code
@@ -179,7 +186,12 @@ class Server:
             raise Failure(f"rank {rank.number} was killed by {name}", rank.status)
         if rank.status or not rank.left:
             place = f" after {rank.sites[-1]}" if rank.sites else ""
-            raise Failure(f"rank {rank.number} ended with exit status {rank.status}{place}", rank.status or 1)
+            how = (
+                f"ended with exit status {rank.status}"
+                if rank.status
+                else "left without ending its program (os._exit?)"
+            )
+            raise Failure(f"rank {rank.number} {how}{place}", rank.status or 1)
 
     def collect_traces(self) -> None:
         """Give up: ask the ranks that wait for us for their traces, briefly."""
@@ -268,9 +280,13 @@ class Server:
 
     def _store(self, rank: Rank, peer: wire.Peer, function: str, arguments: tuple) -> None:
         token = (rank.number, id(peer), peer)
-        known, answer = self.store.call(rank.number, function, arguments, token)
+        try:
+            known, answer = self.store.call(rank.number, function, arguments, token)
+        except (ValueError, TypeError) as error:
+            peer.send(("error", f"store.{function}: {error}"))
+            return
         if known:
-            peer.send(("ok", answer))
+            self.on_store_answer(rank, peer, function, answer)
         else:
             self.on_store_wait(rank, peer)
         self.release()

@@ -7,6 +7,7 @@ import random
 import sys
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlparse
 
 from prism_tools.capture import clock, wire
 from prism_tools.capture.calls import Call
@@ -35,6 +36,7 @@ class Session:
         self, client: Client, rank: int, sandbox: frozenset[int], stop_after: int, issue_cost: dict[int, int] | None
     ) -> None:
         self.client = client
+        self.pid = os.getpid()
         self.rank = rank
         self.sandbox = sandbox
         self.stop_after = stop_after
@@ -65,7 +67,10 @@ class Session:
 
     def register(self, name: str, description: str, backend: str, ranks: tuple[int, ...]) -> int:
         """Slot of a group, told to the server once."""
-        slot = self.slots.setdefault((name, ranks), len(self.slots))
+        known = self.slots.get((name, ranks))
+        if known is not None:  # the program has destroyed its groups and made them again
+            return known
+        slot = self.slots[name, ranks] = len(self.slots)
         self.client.post(("group", slot, name, description, backend, ranks))
         return slot
 
@@ -102,6 +107,8 @@ class Session:
         """Send the trace, wait until the server lets go, and end the process."""
         sys.stdout.flush()
         sys.stderr.flush()
+        if os.getpid() != self.pid:  # a child that the program forked itself
+            os._exit(status)
         trace = self.tracer.export(self.rank, [ranks for _, ranks in self.slots])
         trace["slots"] = list(self.slots)
         trace["rss"] = peak_rss()
@@ -139,7 +146,9 @@ def start(client: Client, spec: Spec) -> Session:
     rendezvous = sys.modules["torch.distributed.rendezvous"]
 
     def handler(url: str, timeout: Any = None, **_: Any) -> Any:
-        yield store, rank, int(os.environ["WORLD_SIZE"])
+        query = parse_qs(urlparse(url).query)
+        given = int(query.get("rank", [str(rank)])[0])
+        yield store, given, int(query.get("world_size", [os.environ["WORLD_SIZE"]])[0])
 
     for scheme in ("env", "tcp", "file"):
         rendezvous._rendezvous_handlers[scheme] = handler  # type: ignore[attr-defined]

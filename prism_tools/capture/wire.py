@@ -177,7 +177,7 @@ class Peer:
             except BlockingIOError:
                 self.full.add(self)
                 return
-            except OSError:
+            except ConnectionError:
                 self.queue.clear()
                 break
             self.queue.popleft()

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import Work
 from prism_tools.capture.calls import Call
 from prism_tools.capture.trace import called_by_torch
 from prism_tools.capture.wire import dtype_name
+from prism_tools.graph.schema import Op
 
 if TYPE_CHECKING:
     from prism_tools.capture.session import Session
@@ -45,6 +46,9 @@ class TracedFuture(torch.futures.Future):
     def value(self) -> Any:
         self._work.wait()
         return super().value()
+
+    def done(self) -> bool:
+        return self._work.is_completed() or super().done()
 
     def then(self, callback: Callable) -> Any:
         # NCCL's futures are complete at enqueue, so its callbacks run in program order on this thread: do the same.
@@ -113,10 +117,14 @@ class RemoteWork(TracedWork):
         self._complete = eager  # sends are buffered where the server says so: nothing will come back
         self._event: threading.Event | None = None
         self._source = call.peer
+        self._thread = threading.get_ident()
 
     def _block(self) -> None:
         if self._complete:
             return
+        if self._event is None and not self._session.client.announce and threading.get_ident() != self._thread:
+            self._event = threading.Event()  # the answer goes to the socket of the thread that issued it
+            self._session.client.watch(self)
         if self._event is not None:
             if self._session.client.announce:
                 self._session.client.post(("wait", self.opid))
@@ -125,13 +133,17 @@ class RemoteWork(TracedWork):
             entered = time.monotonic_ns()
             self.complete(*self._session.client.wait(self.opid, self._call.sync), entered)
 
+    def due(self, answer: tuple) -> int:
+        """When a completion takes effect, on this process's clock; 0: at once."""
+        return self._session.from_leader(answer[3]) if answer[3] else 0
+
     def complete(self, answer: tuple, payload: memoryview, entered: int = 0) -> None:
         """Results have come: copy them out, at the planned time if there is one (any thread).
 
         ``entered``: when this rank began to wait; what came in time but was not asked for until then is not late.
         """
-        _, _, descs, when, peer = answer
-        when = self._planned = self._session.from_leader(when) if when else 0
+        _, _, descs, _, peer = answer
+        when = self._planned = self.due(answer)
         copy_out(self._call.outs, descs, payload)
         if when:
             by = time.monotonic_ns() - max(when, entered)
@@ -149,7 +161,7 @@ class RemoteWork(TracedWork):
             torch.futures.Future.set_result(self._future, self.result())
 
     def is_completed(self) -> bool:
-        if not self._complete and self._event is None:
+        if not self._complete and (self._event is None or self._session.client.announce):
             found = self._session.client.test(self.opid)
             if found is not None:
                 self.complete(*found)
@@ -193,6 +205,8 @@ class RealWork(TracedWork):
 
     def _block(self) -> None:
         self._work.wait()
+        if self._call.op is Op.RECV and self._call.peer < 0:
+            self._session.tracer.source(self._node, self._work._source_rank())
 
     def is_completed(self) -> bool:
         return self._work.is_completed() and self._seen_complete()
@@ -212,8 +226,12 @@ class RealWork(TracedWork):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future:
-        self._queue_wait()
-        return self._work.get_future()
+        if self._future is None:
+            self._queue_wait()
+            self._future = future = TracedFuture(self)
+            set_result = torch.futures.Future.set_result
+            self._work.get_future().add_done_callback(lambda real: set_result(future, real.value()))
+        return self._future
 
 
 def copy_out(outs: list[torch.Tensor], descs: list[tuple[str, int]], payload: memoryview) -> None:

@@ -39,6 +39,7 @@ class Assistant(Server):
         self.started = 0
         self._open: dict[int, dict[int, tuple[Operation, wire.Peer]]] = {}  # match → rank → its call
         self._sent: set[tuple[int, int]] = set()  # (rank, opid) completed on the main socket
+        self._answered: dict[int, int] = {}  # match → sandbox members that have their results
         self._leaving: list[wire.Peer] = []
         self.absent = AbsentChanges(graph.store, sandbox, self.store)
 
@@ -102,6 +103,13 @@ class Assistant(Server):
         waiting = {token[0] for token in self.store.waiting}
         return all(other.number in waiting or other.left for other in self.ranks.values())
 
+    def _forget(self, match: int) -> None:
+        """One more member of ``match`` has its results; after the last, the contributions are dropped."""
+        self._answered[match] = self._answered.get(match, 0) + 1
+        ours = sum(self.matches.rank_of(member) in self.ranks for member in self.matches.members[match].tolist())
+        if self._answered[match] == ours:
+            del self._open[match], self._answered[match]
+
     def _decide(self, decisions: list[tuple[int, int, int]]) -> None:
         for number, node, when in decisions:
             match = int(self.matches.of_node[int(self.matches.base[number]) + node])
@@ -116,4 +124,5 @@ class Assistant(Server):
                 target = rank.push
             else:
                 self._sent.add((number, operation.opid))
+            self._forget(match)
             target.send(("done", operation.opid, wire.descs_of(outs), when, source), wire.pack(outs))

@@ -43,7 +43,7 @@ def check_program(command: list[str]) -> None:
         name = command[1]
         sys.path.insert(0, os.getcwd())
         try:
-            found = importlib.util.find_spec(name)
+            found = importlib.util.find_spec(name.partition(".")[0])  # a submodule's parents would be imported
         except (ImportError, ValueError):
             found = None
         finally:

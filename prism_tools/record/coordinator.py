@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,10 @@ from prism_tools.tensors.executor import Tensors, execute, unpack
 from prism_tools.tensors.payload import PayloadWriter
 
 STALL_POLL = 0.005  # seconds between two looks at a rank that may be blocked in C++
+STALL_LIMIT = (
+    20.0  # seconds that a rank may sleep in C++, or in a sleep of its own, before it counts as blocked for ever
+)
+POLLS = (("check", False),)  # store calls that a rank may be spinning on: others get a turn before the answer
 LOOKAHEAD = 4  # ready ranks among which the most wanted one is looked for
 
 
@@ -39,6 +44,7 @@ class Turn:
     wait_peer: wire.Peer | None = None
     store_keys: bool = False
     sleeps: int = 0
+    stalled_at: float = 0.0
     issued: dict[int, Operation] = field(default_factory=dict)  # not complete yet
     done: dict[int, tuple[tuple, wire.Parcel]] = field(default_factory=dict)  # complete, nobody has asked yet
     asked: dict[int, wire.Peer] = field(default_factory=dict)  # other threads that wait
@@ -90,11 +96,16 @@ class Coordinator(Server):
             if not self.poll(STALL_POLL if self.watching else 1.0) and self.watching:
                 self._look_for_stalls()
             tick()
-            if self.running() and not (self.active or self.ready or self._anyone_leaving()):
+            if self.running() and not (self.active or self.ready or self._anyone_leaving() or self._may_wake()):
                 self._deadlock()
 
     def _anyone_leaving(self) -> bool:
         return any(not t.rank.gone for t in self.turns.values() if t.state is State.LEFT)
+
+    def _may_wake(self) -> bool:
+        """Whether a rank that looks blocked in C++ has not been so for long: it may only sleep."""
+        stalled = [t for t in self.turns.values() if t.state is State.BLOCKED and not t.waits and not t.store_keys]
+        return any(time.monotonic() - turn.stalled_at < STALL_LIMIT for turn in stalled)
 
     def _schedule(self) -> None:
         while self.active < self.slots and self.ready:
@@ -150,6 +161,7 @@ class Coordinator(Server):
                 turn.sleeps = turn.sleeps + 1 if process_state(turn.rank.pid) == "S" else 0
                 if turn.sleeps >= 2:
                     turn.sleeps = 0
+                    turn.stalled_at = time.monotonic()
                     self._block(turn)
 
     # --- what ranks say
@@ -175,6 +187,7 @@ class Coordinator(Server):
         elif opid in turn.issued:
             if peer is not rank.main:
                 turn.asked[opid] = peer
+                self.watching.add(rank.number)  # the main thread may be waiting for this one
                 return
             turn.waits, turn.wait_peer = opid, peer
             self._block(turn)
@@ -198,6 +211,14 @@ class Coordinator(Server):
             rank.push.send(*turn.done.pop(opid))
         else:
             self.watching.add(rank.number)
+
+    def on_store_answer(self, rank: Rank, peer: wire.Peer, function: str, answer: Any) -> None:
+        turn = self.turns[rank.number]
+        if peer is rank.main and turn.state is State.ACTIVE and (function, answer) in POLLS:
+            self.active -= 1
+            self._make_ready(turn, lambda: peer.send(("ok", answer)))
+        else:
+            peer.send(("ok", answer))
 
     def on_store_wait(self, rank: Rank, peer: wire.Peer) -> None:
         turn = self.turns[rank.number]
@@ -304,6 +325,8 @@ class Coordinator(Server):
             self._make_ready(turn, lambda: rank.main.send(message, parcel))
         elif opid in turn.asked:
             turn.asked.pop(opid).send(message, parcel)
+            if not (rank.watched or turn.asked):
+                self.watching.discard(rank.number)
         else:
             turn.done[opid] = (message, parcel)
 

@@ -79,3 +79,11 @@ def test_another_program_in_place_of_the_recorded_one(sums, tmp_path):
     run("slice", *argv, cwd=tmp_path)
     graph = file.read(tmp_path / "copy.h5")
     assert graph.timing.rank.tolist() == [0, 1] and graph.launch.argv == [str(tmp_path / "copy.py")]
+
+
+def test_ranks_with_real_groups_end(stages, tmp_path):
+    """Torch may destroy a group while it holds the interpreter's lock, which a thread of the group waits for (1 in 50)."""
+    bare = stages.recorded("ddp.py", world=2)
+    argv = ["run", bare.path, "-s", 2, "--repeat", 25, "--no-probe", "-o", "sliced.h5"]
+    run("slice", *argv, cwd=tmp_path)
+    assert len(file.read(tmp_path / "sliced.h5").timing.rank) == 50
