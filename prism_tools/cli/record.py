@@ -43,7 +43,12 @@ def get_parser() -> common.Parser:
         help="ranks on each node, as the program sees it (default: 8, or W if smaller)",
     )
     add("--warmup", metavar="K", type=common.natural, default=1, help="iterations that warm up (default: 1)")
-    add("--iterations", metavar="M", type=common.positive, help="stop after K+M iterations (default: run to the end)")
+    add(
+        "--iterations",
+        metavar="M",
+        type=common.positive,
+        help="stop after K+M iterations, which optimizer steps end (default: run to the end)",
+    )
     add("--tensors", choices=("all", "none"), default="all", help="payloads to keep (default: all)")
     add(
         "--tensor-budget",

@@ -55,8 +55,8 @@ def get_parser() -> common.Parser:
     invariance.add_argument(
         "--delay",
         metavar="MS",
-        type=float,
-        default=30.0,
+        type=common.positive,
+        default=30,
         help="largest random delay of a virtual peer, ms (default: 30)",
     )
     invariance.add_argument("--seed", metavar="N", type=common.natural, default=0, help="of the delays (default: 0)")

@@ -42,7 +42,7 @@ def replay(graph: Graph, options: argparse.Namespace) -> Graph:
     sandbox = sorted(options.ranks)
     matches = find_matches(graph)
     planner = Timed(condense(graph, matches, dependency_order(graph, matches), graph.durations, set(sandbox)))
-    payloads = open_payloads(graph)
+    payloads = open_payloads(graph, options.file)
     ranks.preload()
     output = 2 if options.output == "-" else -1  # stdout is for the graph
     costs = issue_costs(graph)

@@ -21,9 +21,10 @@ from prism_tools.tensors.payload import PayloadReader
 TIMES = ("host_issue", "ready", "start", "end")
 
 
-def open_payloads(graph: Graph) -> PayloadReader | None:
-    """The recorded payloads; None if none were kept."""
-    return PayloadReader(graph.payload) if graph.payload.uuid else None
+def open_payloads(graph: Graph, file: str) -> PayloadReader | None:
+    """The recorded payloads, looked for beside the graph's ``file`` first; None if none were kept."""
+    folder = "" if file == "-" else os.path.dirname(os.path.abspath(file))
+    return PayloadReader(graph.payload, folder) if graph.payload.uuid else None
 
 
 def check_ranks(graph: Graph, chosen: list[int], file: str) -> None:

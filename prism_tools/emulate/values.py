@@ -17,7 +17,7 @@ FROM_ROOT = (Op.BROADCAST, Op.SCATTER)
 
 class Values:
     """Results of crossing operations. ``unknown`` counts contributions that were not recorded: peers are then taken to hold
-    what the receiver holds, so shapes are right and values are not."""
+    what the receiver contributes itself (zeros where it contributes nothing), so shapes are right and values are not."""
 
     def __init__(self, graph: Graph, matches: Matches, payloads: PayloadReader | None) -> None:
         self._graph = graph
@@ -64,7 +64,7 @@ class Values:
         sender, node = next((r, n) for r, n in self._nodes(rank, operation).items() if r != rank)
         if sender in live:
             return unpack(live[sender].descs, live[sender].payload)
-        return self._recorded(sender, node, operation.descs)
+        return self._recorded(sender, node, operation.descs, operation)
 
     def _contribution(self, number: int, node: int, operation: Operation, live: dict[int, Operation]) -> Tensors:
         if number in live:
@@ -72,14 +72,15 @@ class Values:
             return unpack(mine.descs, mine.payload) if mine.has_input else []
         if operation.op is Op.BARRIER:
             return []
-        return self._recorded(number, node, self._descs(number, node, operation))
+        return self._recorded(number, node, self._descs(number, node, operation), operation)
 
-    def _recorded(self, number: int, node: int, descs: list[tuple[str, int]]) -> Tensors:
+    def _recorded(self, number: int, node: int, descs: list[tuple[str, int]], operation: Operation) -> Tensors:
         data = self._payloads.get(number, node) if self._payloads is not None else None
         size = sum(count * getattr(torch, name).itemsize for name, count in descs)
         if data is None or len(data) != size:
             self.unknown += 1
-            return unpack(descs, memoryview(bytearray(size)))
+            mine = operation.payload if operation.has_input and len(operation.payload) == size else bytearray(size)
+            return unpack(descs, memoryview(mine))
         return unpack(descs, data)
 
     def _descs(self, number: int, node: int, operation: Operation) -> list[tuple[str, int]]:

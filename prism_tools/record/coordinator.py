@@ -18,6 +18,7 @@ from prism_tools.record.report import deadlock_table, suspicion
 from prism_tools.tensors.executor import Tensors, execute, unpack
 from prism_tools.tensors.payload import PayloadWriter
 
+SMALL = 64 << 10  # bytes (design §5)
 STALL_POLL = 0.005  # seconds between two looks at a rank that may be blocked in C++
 STALL_LIMIT = (
     20.0  # seconds that a rank may sleep in C++, or in a sleep of its own, before it counts as blocked for ever
@@ -62,10 +63,15 @@ class Collective:
     missing: int
 
 
-class Coordinator(Server):
-    """Runs the program's W ranks. ``slots``: ranks at a time. ``payloads``: where contributions are kept, or None."""
+def is_essential(operation: Operation) -> bool:
+    """Contributions that steer a program (sizes, splits, indices, pickled objects) are always kept: small or integer ones."""
+    return len(operation.payload) <= SMALL or "float" not in operation.descs[0][0]
 
-    def __init__(self, slots: int, payloads: PayloadWriter | None) -> None:
+
+class Coordinator(Server):
+    """Runs the program's W ranks. ``slots``: ranks at a time. ``payloads``: where contributions are kept."""
+
+    def __init__(self, slots: int, payloads: PayloadWriter) -> None:
         super().__init__()
         self.slots = slots
         self.payloads = payloads
@@ -169,8 +175,8 @@ class Coordinator(Server):
     def on_op(self, rank: Rank, peer: wire.Peer, operation: Operation) -> None:
         turn = self.turns[rank.number]
         turn.last = operation
-        if self.payloads is not None and operation.has_input:
-            self.payloads.add(rank.number, operation.node, operation.payload)
+        if operation.has_input:
+            self.payloads.add(rank.number, operation.node, operation.payload, is_essential(operation))
         if operation.op is not Op.SEND:
             turn.issued[operation.opid] = operation
         if operation.op in P2P:

@@ -74,7 +74,7 @@ def _row(coordinator: Coordinator, turn: Turn) -> tuple[str, ...]:
         return (what, "-", "-", "-", "-", f"after {place}" if turn.last else place)
     since = f"{(time.monotonic_ns() - operation.issued) / 1e9:.1f} s"
     missing = rank_list(missing_ranks(coordinator, turn)) or "any"
-    sequence = str(coordinator.counts.get((operation.group.number, turn.rank.number), 0))
+    sequence = str(coordinator.counts.get((operation.group.number, turn.rank.number), 0) - 1)
     if operation.op in P2P:
         sequence = "-"
     size = operation.text().rsplit(" (", 1)[0]

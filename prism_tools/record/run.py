@@ -28,7 +28,8 @@ def record(options: argparse.Namespace) -> int:
     check_program(options.command)
     check_writable(options.output)
     launch = describe(options, fix_hash_seed())
-    payloads = PayloadWriter(payload_path(options.output), options.tensor_budget) if options.tensors == "all" else None
+    budget = options.tensor_budget if options.tensors == "all" else 0
+    payloads = PayloadWriter(payload_path(options.output), budget)
     coordinator = Coordinator(options.jobs, payloads)
     try:
         options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time; payloads: {options.tensors}")
@@ -40,15 +41,15 @@ def record(options: argparse.Namespace) -> int:
         except PrismError as problem:
             _keep_partial(options, coordinator, launch, problem)
             raise
-        payload = payloads.commit() if payloads else Payload()
+        payload = payloads.commit()
         _write(options, coordinator, launch, payload)
         if payload.mode == "partial":
-            lost = payloads.lost if payloads else 0
-            options.progress.warn(f"payloads beyond the budget were not kept ({lost:,} B); add --tensor-budget")
+            options.progress.warn(
+                f"payloads beyond the budget were not kept ({payloads.lost:,} B); add --tensor-budget"
+            )
     finally:
         coordinator.close()
-        if payloads is not None:
-            payloads.discard()
+        payloads.discard()
     return 0
 
 
@@ -99,6 +100,8 @@ def check_writable(output: str) -> None:
     folder = os.path.dirname(os.path.abspath(output))
     if os.path.isdir(output):
         raise PrismError(f"{output}: is a folder; name a file")
+    if payload_path(output) == output:
+        raise PrismError(f"{output}: is the name of the payload store; name the graph otherwise, such as run.h5")
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -125,6 +128,8 @@ def _write(
 def _keep_partial(options: argparse.Namespace, coordinator: Coordinator, launch: Launch, problem: PrismError) -> None:
     """Save what is known of a recording that was given up; the problem's own message comes first."""
     coordinator.collect_traces()
+    if os.path.exists(options.output):  # an older recording is worth more than this one
+        options.output = str(Path(options.output).with_suffix(".partial.h5"))
     try:
         _write(options, coordinator, launch, Payload(), whole=False)
     except (PrismError, OSError) as error:

@@ -15,6 +15,7 @@ from prism_tools.graph.model import Graph
 from prism_tools.graph.names import node_text
 from prism_tools.graph.own import own_times
 from prism_tools.slicing.plan import slices
+from prism_tools.tensors.payload import PayloadReader
 
 CONFIRM = 4  # further pairs of runs in which a suspicion must hold: on a busy machine spans grow by chance
 SHARE = 0.25  # of the largest delay (delays are half of it at least): a span that always grows by more is flagged
@@ -36,6 +37,7 @@ def invariance(graph: Graph, options: argparse.Namespace) -> int:
 def moving_nodes(graph: Graph, options: argparse.Namespace) -> list[tuple[int, int, int]]:
     """(rank, node, ns) of every node that grows by more than SHARE of the delay whenever peers are late."""
     matches = find_matches(graph)
+    payloads = open_payloads(graph, options.file)
     ranks.preload()
     delay = round(options.delay * MILLISECOND)
     found = []
@@ -45,8 +47,8 @@ def moving_nodes(graph: Graph, options: argparse.Namespace) -> list[tuple[int, i
         moved: list[tuple[int, int, int]] = []
         while len(late) <= CONFIRM and (moved or not late):
             options.progress.update(f"slice {number + 1}  pair of runs {len(late) + 1}")
-            plain.append(own_of_slice(graph, matches, sandbox, 0, 0))
-            late.append(own_of_slice(graph, matches, sandbox, delay, options.seed + len(late) + 1))
+            plain.append(own_of_slice(graph, matches, payloads, sandbox, 0, 0))
+            late.append(own_of_slice(graph, matches, payloads, sandbox, delay, options.seed + len(late) + 1))
             moved = growing(plain, late, SHARE * delay)
         found += moved
     return found
@@ -63,12 +65,14 @@ def growing(
     return found
 
 
-def own_of_slice(graph: Graph, matches: Matches, sandbox: list[int], delay: int, seed: int) -> dict[int, np.ndarray]:
+def own_of_slice(
+    graph: Graph, matches: Matches, payloads: PayloadReader | None, sandbox: list[int], delay: int, seed: int
+) -> dict[int, np.ndarray]:
     """Own times of the sandbox's nodes, with virtual peers up to ``delay`` ns late."""
     output = os.open(os.devnull, os.O_WRONLY)
     try:
         planner = AtOnce(graph, matches, set(sandbox), delay, seed)
-        traces, _ = run_sandbox(graph, matches, sandbox, planner, open_payloads(graph), output)
+        traces, _ = run_sandbox(graph, matches, sandbox, planner, payloads, output)
     finally:
         os.close(output)
     result = {}

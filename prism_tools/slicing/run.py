@@ -35,12 +35,13 @@ def run(graph: Graph, options: argparse.Namespace) -> Graph:
     check_hash_seed(graph)
     check_ranks(graph, options.ranks or [], options.file)
     matches = find_matches(graph)
-    payloads = open_payloads(graph)
+    payloads = open_payloads(graph, options.file)
     chosen = [s for s in slices(graph, options.size) if options.ranks is None or set(s) & set(options.ranks)]
     ranks.preload()
     first = int(graph.timing.slice.max(initial=-1)) + 1 if graph.timing is not None else 0
     rows: list[Row] = []
     peaks: dict[int, dict[str, Any]] = {}
+    unknown = 0
     shown = 2 if options.output == "-" else -1  # stdout is for the graph
     output = shown if options.verbose else os.open(os.devnull, os.O_WRONLY)
     try:
@@ -48,7 +49,8 @@ def run(graph: Graph, options: argparse.Namespace) -> Graph:
             for repeat in range(options.repeat):
                 options.progress.update(f"slice {number + 1}/{len(chosen)}  ranks {ranks_text(set(sandbox))}")
                 planner = AtOnce(graph, matches, set(sandbox))
-                traces, _ = run_sandbox(graph, matches, sandbox, planner, payloads, output)
+                traces, assistant = run_sandbox(graph, matches, sandbox, planner, payloads, output)
+                unknown += assistant.values.unknown
                 rows += [(rank, first + number, repeat, traces[rank]) for rank in sandbox]
                 peaks.update(traces)
     finally:
@@ -58,6 +60,8 @@ def run(graph: Graph, options: argparse.Namespace) -> Graph:
     graph.memory = joined_memory(graph.memory, memory("slice", peaks))
     if not options.no_probe:
         graph.probes = measure(graph, matches, options.size, options.progress)
+    if unknown:
+        options.progress.warn(f"{unknown} contributions were not recorded: what depends on their values may differ")
     graph.stage = "sliced"
     graph.environment = {**graph.environment, "slice": provenance.environment()}
     return graph

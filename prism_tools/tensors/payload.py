@@ -26,7 +26,7 @@ FOOTER = struct.Struct("<QQ")
 class PayloadWriter:
     """Appends contributions to a temporary file beside ``path``; ``commit`` renames it, ``discard`` removes it.
 
-    Beyond ``budget`` bytes nothing more is kept and ``lost`` counts the bytes that were not.
+    Beyond ``budget`` bytes only essential contributions are kept; ``lost`` counts the bytes that were not.
     """
 
     def __init__(self, path: str, budget: int) -> None:
@@ -46,13 +46,13 @@ class PayloadWriter:
         self._index = array("q")  # rank, node, offset, length
         self._known: dict[bytes, int] = {}
 
-    def add(self, rank: int, node: int, data: Any) -> None:
-        """Keep one contribution. PrismError if the disk is full."""
+    def add(self, rank: int, node: int, data: Any, essential: bool = False) -> None:
+        """Keep one contribution; ``essential``: whatever the budget. PrismError if the disk is full."""
         length = len(data)
         digest = hashlib.blake2b(data, digest_size=16).digest()
         offset = self._known.get(digest)
         if offset is None:
-            if self.size + length > self.budget:
+            if not essential and self.size + length > self.budget:
                 self.lost += length
                 return
             offset = self._known[digest] = self.size
@@ -72,7 +72,7 @@ class PayloadWriter:
         except OSError as error:
             self.discard()
             raise PrismError(f"{self.path}: {error.strerror}; free some space or use --tensors none") from error
-        mode = "partial" if self.lost else "all"
+        mode = ("partial" if self.budget else "none") if self.lost else "all"
         return Payload(uuid=str(self.uuid), path=self.path, mode=mode, bytes=self.size)
 
     def discard(self) -> None:
@@ -91,10 +91,11 @@ class PayloadWriter:
 
 
 class PayloadReader:
-    """Random access to a payload store."""
+    """Random access to a payload store: the one of its name in folder ``beside`` (the graph's own), else at its last path."""
 
-    def __init__(self, payload: Payload) -> None:
-        path = payload.path
+    def __init__(self, payload: Payload, beside: str = "") -> None:
+        near = os.path.join(beside, os.path.basename(payload.path)) if beside else ""
+        path = near if near and os.path.exists(near) else payload.path
         try:
             with open(path, "rb") as file:
                 self._map = memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
