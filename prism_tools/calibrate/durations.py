@@ -59,13 +59,16 @@ def _fill_own(graph: Graph, matches: Matches, measured: Measured, rank: int, fla
 
 
 def _fill_real(matches: Matches, graph: Graph, measured: Measured, flat: _Flat) -> list[int]:
-    """Fill in matches whose members, or all their stand-ins, ran in one slice; returns the other matches."""
+    """Fill in matches whose members, or all their stand-ins, ran in one slice with their whole group (so on the real
+    backend); returns the other matches."""
     batches: dict[tuple, tuple[list[int], list[np.ndarray], list]] = {}
     rest = []
     for match in range(len(matches)):
         nodes = _stood_in(matches, measured, match)
         ranks = tuple(matches.rank_of(node) for node in nodes)
-        runs = measured.shared_runs(ranks) if len(nodes) else []
+        # Two ranks of a group that crosses the slice's edge meet in our own data plane, even when both are real.
+        group = matches.group[matches.of_node[nodes[0]]] if len(nodes) else -1
+        runs = measured.shared_runs(ranks, tuple(graph.groups.members[group].tolist())) if len(nodes) else []
         if not runs:
             rest.append(match)
             continue

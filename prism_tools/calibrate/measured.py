@@ -28,10 +28,10 @@ class Measured:
     rows: list[list[int]]
     runs: list[dict[tuple[int, int], int]]
 
-    def shared_runs(self, ranks: tuple[int, ...]) -> list[list[int]]:
-        """The rows of ``ranks``, in their order, of every run in which all of them were measured."""
-        rest = [self.runs[rank] for rank in ranks]
-        return [[runs[key] for runs in rest] for key in self.runs[ranks[0]] if all(key in runs for runs in rest)]
+    def shared_runs(self, ranks: tuple[int, ...], group: tuple[int, ...]) -> list[list[int]]:
+        """The rows of ``ranks``, in their order, of every run in which all of their ``group`` were measured."""
+        rest, whole = [self.runs[rank] for rank in ranks], [self.runs[rank] for rank in group]
+        return [[runs[key] for runs in rest] for key in self.runs[ranks[0]] if all(key in runs for runs in whole)]
 
 
 def read_rows(graph: Graph) -> Measured:

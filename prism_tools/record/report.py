@@ -48,14 +48,20 @@ def missing_ranks(coordinator: Coordinator, turn: Turn) -> list[int]:
 
 def deadlock_table(coordinator: Coordinator) -> str:
     """One row for the ranks that wait in the same place for the same ranks."""
-    rows: dict[tuple, list[int]] = {}
+    rows: dict[tuple[str, ...], list[int]] = {}
+    issued: dict[tuple[str, ...], int] = {}
     for number, turn in coordinator.turns.items():
         if turn.state.name == "BLOCKED":
-            rows.setdefault(_row(coordinator, turn), []).append(number)
+            row = _row(coordinator, turn)
+            rows.setdefault(row, []).append(number)
+            operation = operation_of(turn)
+            if operation is not None:
+                issued[row] = min(operation.issued, issued.get(row, operation.issued))
     left = [n for n, turn in coordinator.turns.items() if turn.state.name == "LEFT"]
-    table = [COLUMNS]
+    table: list[tuple[str, ...]] = [COLUMNS]
     for row, numbers in list(rows.items())[:ROWS]:
-        table.append((rank_list(numbers), *row))
+        since = f"{(time.monotonic_ns() - issued[row]) / 1e9:.1f} s" if row in issued else "-"
+        table.append((rank_list(numbers), *row[:3], since, *row[3:]))
     if left:
         table.append((rank_list(left), "-", "-", "-", "-", "-", "program ended"))
     widths = [max(len(row[k]) for row in table) for k in range(len(COLUMNS))]
@@ -66,19 +72,19 @@ def deadlock_table(coordinator: Coordinator) -> str:
 
 
 def _row(coordinator: Coordinator, turn: Turn) -> tuple[str, ...]:
+    """Where a rank waits: the table's columns without "rank" and "since", which ranks in one place do not share."""
     operation = operation_of(turn)
     if operation is None:
         keys = next((w[0] for t, w in coordinator.store.waiting.items() if t[0] == turn.rank.number), None)
         place = turn.last.site if turn.last else "before its first operation"
         what = f"store key {keys[0]!r}" if keys else "C++ (a Future)"
-        return (what, "-", "-", "-", "-", f"after {place}" if turn.last else place)
-    since = f"{(time.monotonic_ns() - operation.issued) / 1e9:.1f} s"
+        return (what, "-", "-", "-", f"after {place}" if turn.last else place)
     missing = rank_list(missing_ranks(coordinator, turn)) or "any"
     sequence = str(coordinator.counts.get((operation.group.number, turn.rank.number), 0) - 1)
     if operation.op in P2P:
         sequence = "-"
     size = operation.text().rsplit(" (", 1)[0]
-    return (size, operation.group.label(), sequence, since, missing, operation.site)
+    return (size, operation.group.label(), sequence, missing, operation.site)
 
 
 def suspicion(coordinator: Coordinator) -> str:

@@ -41,8 +41,9 @@ def record(options: argparse.Namespace) -> int:
         except PrismError as problem:
             _keep_partial(options, coordinator, launch, problem)
             raise
-        payload = payloads.commit()
+        payload = payloads.finish()
         _write(options, coordinator, launch, payload)
+        payloads.commit()
         if payload.mode == "partial":
             options.progress.warn(
                 f"payloads beyond the budget were not kept ({payloads.lost:,} B); add --tensor-budget"

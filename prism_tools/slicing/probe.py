@@ -70,7 +70,7 @@ def measure(graph: Graph, matches: Matches, size: int | None, progress: Any, rep
 
 
 def wanted_operations(graph: Graph, matches: Matches, size: int | None) -> list[Wanted]:
-    """The distinct operations of matches whose members do not all run in one slice."""
+    """The distinct operations of groups whose members do not all run in one slice."""
     slice_of = np.arange(graph.world_size)
     for number, ranks_ in enumerate(slices(graph, size) if size else []):
         slice_of[ranks_] = number
@@ -78,7 +78,7 @@ def wanted_operations(graph: Graph, matches: Matches, size: int | None) -> list[
     for match in range(len(matches)):
         members = matches.members[match]
         owners = [matches.rank_of(member) for member in members]
-        if len(set(slice_of[owners].tolist())) < 2:
+        if len(set(slice_of[graph.groups.members[int(matches.group[match])]].tolist())) < 2:
             continue
         nodes = [matches.node_of(member) for member in members]
         sent = [int(graph.values_of(rank).bytes[node]) for rank, node in zip(owners, nodes, strict=True)]

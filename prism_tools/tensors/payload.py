@@ -24,7 +24,9 @@ FOOTER = struct.Struct("<QQ")
 
 
 class PayloadWriter:
-    """Appends contributions to a temporary file beside ``path``; ``commit`` renames it, ``discard`` removes it.
+    """Appends contributions to a temporary file beside ``path``; ``finish`` completes and ``commit`` renames it.
+
+    ``discard`` removes what was not committed.
 
     Beyond ``budget`` bytes only essential contributions are kept; ``lost`` counts the bytes that were not.
     """
@@ -60,20 +62,26 @@ class PayloadWriter:
             self.size += length
         self._index.extend((rank, node, offset, length))
 
-    def commit(self) -> Payload:
-        """Finish the file under its own name and describe it."""
+    def finish(self) -> Payload:
+        """Write the rest and describe the file, which ``commit`` then puts under its own name."""
         index = np.array(self._index, np.int64).reshape(-1, 4)
         index = index[np.lexsort((index[:, 1], index[:, 0]))]
         self._write(index.tobytes())
         self._write(FOOTER.pack(self.size, len(index)))
         try:
             self._file.close()
-            os.replace(self._temporary, self.path)
         except OSError as error:
             self.discard()
             raise PrismError(f"{self.path}: {error.strerror}; free some space or use --tensors none") from error
         mode = ("partial" if self.budget else "none") if self.lost else "all"
         return Payload(uuid=str(self.uuid), path=self.path, mode=mode, bytes=self.size)
+
+    def commit(self) -> None:
+        """Replace the store of an older recording, once the graph has replaced the older graph."""
+        try:
+            os.replace(self._temporary, self.path)
+        except OSError as error:
+            raise PrismError(f"{self.path}: cannot write here: {error.strerror}") from error
 
     def discard(self) -> None:
         """Remove the temporary file."""

@@ -188,3 +188,17 @@ def test_solving_measured_durations_gives_the_measured_times(seed):
     _, again = solve(graph, matches, order, durations(graph, matches))
     for mine, measured in zip(again, end, strict=True):
         assert mine.tolist() == measured.tolist()
+
+
+def test_ranks_of_one_slice_meet_in_our_data_plane_when_their_group_crosses_its_edge():
+    """Both ends of the message ran for real, but in a group of four: the assistant played it."""
+    graph = build(
+        4,
+        {"world": [0, 1, 2, 3]},
+        lambda rank: [compute(), comm("recv" if rank % 2 else "send", "world", 8, peer=rank ^ 1)],
+    )
+    for first in (0, 2):
+        add_timing(graph, {rank: rows([(0, 10), (10, 11)]) for rank in (first, first + 1)}, first)
+    graph.probes = probes(Op.SEND, 2, 8, 7, [1, 4])
+    got = durations(graph, find_matches(graph))
+    assert [(int(got.own[row][1]), int(got.source[row][1])) for row in got.row] == [(7, Source.PROBE)] * 4

@@ -16,10 +16,6 @@ WRITERS = [
 ]
 
 
-def leftovers(folder):
-    return [name for name in os.listdir(folder) if name != "old"]
-
-
 def test_payloads_of_a_recording_fill_the_disk(bench, disk):
     folder = disk("size=1m")
     path = folder / "run.h5"
@@ -44,11 +40,12 @@ def test_small_payloads_do_not_fit_when_the_file_is_closed(bench, disk):
 
 def test_the_graph_of_a_recording_does_not_fit(bench, disk, sums):
     folder = disk("size=8k")
+    (folder / "run.payload").write_text("old")
     argv = ["record", "-n", 4, "--tensors", "none", "-o", folder / "run.h5", "--", SUMS]
     done = bench.run(*argv, expect=1)
     remedy = "free some, or choose a larger file system"
     assert done.stderr == f"prism-record: {folder}/run.h5: cannot be written: {FULL}; {remedy}\n"
-    assert os.listdir(folder) == []
+    assert os.listdir(folder) == ["run.payload"] and (folder / "run.payload").read_text() == "old"
 
 
 @pytest.mark.parametrize(("tool", "name", "call"), WRITERS)

@@ -87,13 +87,17 @@ def test_exit_status_of_the_program(bench):
     assert done.stderr.splitlines()[0] == "prism-record: rank 1 ended with exit status 7"
 
 
-def test_a_killed_rank(bench):
+def test_a_killed_rank_and_an_older_recording(bench):
+    for name in ("run.h5", "run.payload"):
+        (bench.out / name).write_text("old")
     done = bench.run("record", "-n", 4, "-j", 2, "-o", "run.h5", "--", program("suicide.py"), expect=137)
     assert done.stderr.splitlines() == [
         "prism-record: rank 1 was killed by SIGKILL",
-        "partial graph kept in run.h5 (incomplete)",
+        "partial graph kept in run.partial.h5 (incomplete)",
     ]
-    assert bench.files() == {"run.h5"}
+    assert bench.files() == {"run.h5", "run.payload", "run.partial.h5"}
+    assert [(bench.out / name).read_text() for name in ("run.h5", "run.payload")] == ["old", "old"]
+    assert not file.read(bench.out / "run.partial.h5", partial=True).complete
 
 
 def test_a_rank_that_ends_while_others_wait(bench):

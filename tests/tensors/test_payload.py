@@ -18,7 +18,9 @@ def written(folder, contents, budget=1 << 20, name="run.payload"):
     writer = PayloadWriter(str(folder / name), budget)
     for (rank, node), data in contents.items():
         writer.add(rank, node, memoryview(data))
-    return writer, writer.commit()
+    payload = writer.finish()
+    writer.commit()
+    return writer, payload
 
 
 def test_contributions_come_back(tmp_path):
@@ -47,6 +49,26 @@ def test_beyond_the_budget_nothing_new_is_kept(tmp_path):
     reader = PayloadReader(payload)
     assert reader.get(0, 1) is None
     assert bytes(reader.get(0, 2)) == b"a" * 100 and bytes(reader.get(0, 3)) == b"c" * 50
+
+
+def test_essential_contributions_are_kept_whatever_the_budget(tmp_path):
+    writer = PayloadWriter(str(tmp_path / "run.payload"), 0)
+    writer.add(0, 0, b"a" * 100)
+    writer.add(0, 1, b"b" * 100, essential=True)
+    payload = writer.finish()
+    writer.commit()
+    assert writer.lost == 100 and payload.mode == "none"
+    assert PayloadReader(payload).get(0, 0) is None and bytes(PayloadReader(payload).get(0, 1)) == b"b" * 100
+
+
+def test_an_older_store_stays_until_the_new_one_is_committed(tmp_path):
+    _, old = written(tmp_path, {(0, 0): b"old"})
+    writer = PayloadWriter(old.path, 100)
+    writer.add(0, 0, b"new")
+    new = writer.finish()
+    assert bytes(PayloadReader(old).get(0, 0)) == b"old"
+    writer.commit()
+    assert bytes(PayloadReader(new).get(0, 0)) == b"new"
 
 
 def test_what_is_read_can_be_changed_without_changing_the_file(tmp_path):
