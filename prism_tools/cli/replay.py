@@ -35,11 +35,11 @@ def get_parser() -> common.Parser:
 
 def _replay(options: argparse.Namespace) -> None:
     common.check_output(options)
-    from prism_tools.emulate.replay import replay
-
     fix_hash_seed()
     graph = common.read_graph(options)
     common.choose_command(graph, options)
+    from prism_tools.emulate.replay import replay  # after reading: it takes seconds
+
     common.write_graph(replay(graph, options), options)
 
 

@@ -85,11 +85,11 @@ def _add(
 
 def _run(options: argparse.Namespace) -> None:
     common.check_output(options)
-    from prism_tools.slicing.run import run
-
     fix_hash_seed()
     graph = common.read_graph(options)
     common.choose_command(graph, options)
+    from prism_tools.slicing.run import run  # after reading: it takes seconds
+
     common.write_graph(run(graph, options), options)
 
 
@@ -107,11 +107,11 @@ def _probe(options: argparse.Namespace) -> None:
 
 
 def _invariance(options: argparse.Namespace) -> int | None:
-    from prism_tools.slicing.invariance import invariance
-
     fix_hash_seed()
     graph = common.read_graph(options)
     common.choose_command(graph, options)
+    from prism_tools.slicing.invariance import invariance  # after reading: it takes seconds
+
     return invariance(graph, options)
 
 
