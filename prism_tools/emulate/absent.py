@@ -13,12 +13,19 @@ IGNORED = ("delete_key",)  # a key that an absent rank removes later may still b
 class AbsentChanges:
     """Applies an absent rank's change once the sandbox has made the changes that came before it in the recording.
 
-    So a key that an absent rank set when it had seen the sandbox's does not appear before those.
+    So a key that an absent rank set when it had seen the sandbox's does not appear before those. Only counters are moved at
+    once: whoever comes last must see the whole count, and in a replay that is a sandbox rank.
     """
 
     def __init__(self, log: StoreLog, sandbox: list[int], store: KeyValue) -> None:
-        rows = zip(log.rank.tolist(), log.op, log.key, log.value, strict=True)
-        self._rows = [row for row in rows if row[0] in sandbox or row[1] not in IGNORED]
+        self._rows: list[tuple[int, str, str, bytes]] = []
+        for row in zip(log.rank.tolist(), log.op, log.key, log.value, strict=True):
+            if row[0] in sandbox:
+                self._rows.append(row)
+            elif row[1] == "add":
+                store.apply(*row[1:])
+            elif row[1] not in IGNORED:
+                self._rows.append(row)
         self._sandbox = frozenset(sandbox)
         self._store = store
         self._made: Counter[tuple[int, str, str]] = Counter()
