@@ -43,8 +43,8 @@ $(BIN)/python:
 
 demo: .venv/.installed ## run the whole pipeline on share/prism/examples/gpt.py; report and picture in demo-out/
 	@mkdir -p $(OUT)
-	@echo "demo 1/6: record 8 ranks of a small GPT (TP 2, PP 2, DP 2), 2 running at a time"
-	@$(BIN)/prism-record -n 8 -j 2 -o $(OUT)/bare.h5 -- share/prism/examples/gpt.py --tp 2 --pp 2 --steps 6 > $(OUT)/program.log
+	@echo "demo 1/6: record 8 ranks of a small paced GPT (TP 2, PP 2, DP 2), 2 running at a time"
+	@$(BIN)/prism-record -n 8 -j 2 -o $(OUT)/bare.h5 -- share/prism/examples/gpt.py --tp 2 --pp 2 --layers 2 --microbatches 2 --pace 20 --steps 6 > $(OUT)/program.log
 	@echo "demo 2/6: slice: measure 2 ranks at a time, against virtual peers"
 	@$(BIN)/prism-slice $(OUT)/bare.h5 -s 2 -o $(OUT)/sliced.h5
 	@echo "demo 3/6: calibrate: solve one timeline of all 8 ranks"
