@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prism_tools.calibrate.hostbound import host_bound
 from prism_tools.calibrate.measured import Measured, iteration_spread, middle, read_rows
 from prism_tools.calibrate.probes import Finder, key_of, turned
 from prism_tools.errors import PrismError
@@ -53,8 +54,10 @@ def _fill_own(graph: Graph, matches: Matches, measured: Measured, rank: int, fla
     program = graph.program_of(rank)
     rows = measured.rows[rank]
     samples = np.array([own_times(program, measured.start[row], measured.end[row]) for row in rows])
+    doubt = host_bound(program, samples, [measured.end[row] - measured.issued[row] for row in rows])
     nodes = slice(int(matches.base[rank]), int(matches.base[rank + 1]))
     flat.own[nodes], flat.spread[nodes] = middle(samples)
+    flat.spread[nodes] = np.where(doubt > 0, np.maximum(np.nan_to_num(flat.spread[nodes]), doubt), flat.spread[nodes])
     flat.source[nodes] = np.where(np.isnan(flat.own[nodes]), Source.UNKNOWN, Source.REAL)
 
 

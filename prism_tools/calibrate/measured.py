@@ -20,6 +20,7 @@ class Measured:
     ``runs[r]``: (slice, repeat) -> row of rank r itself.
     """
 
+    issued: list[np.ndarray]
     start: list[np.ndarray]
     ready: list[np.ndarray]
     end: list[np.ndarray]
@@ -44,6 +45,7 @@ def read_rows(graph: Graph) -> Measured:
         runs[rank][int(timing.slice[row]), int(timing.repeat[row])] = row
     stand_in = _stand_ins(graph, [bool(mine) for mine in runs])
     return Measured(
+        issued=_align(timing, timing.host_issue),
         start=_align(timing, timing.start),
         ready=_align(timing, timing.ready),
         end=_align(timing, timing.end),
@@ -68,19 +70,26 @@ def middle(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return median.reshape(samples.shape[1:]), spread.reshape(samples.shape[1:])
 
 
+def places(program: Program) -> np.ndarray:
+    """int64[K, n]: the nodes of each of the K iterations of the usual length, so that a column is the same place."""
+    found = [np.flatnonzero(program.segment == k) for k in range(int(program.segment.max(initial=-1)) + 1)]
+    lengths = [len(nodes) for nodes in found]
+    usual = max(set(lengths), key=lengths.count, default=0)
+    same = [nodes for nodes in found if len(nodes) == usual]
+    return np.array(same, np.int64).reshape(len(same), usual)
+
+
 def iteration_spread(program: Program, own: np.ndarray) -> np.ndarray:
     """Half the interquartile range of ``own`` over the same place in all iterations of the usual length; else 0.
 
     Estimates what repeats would show where there are none. The first iteration warms up and is left out if two remain.
     """
     spread = np.zeros(len(own))
-    places = [np.flatnonzero(program.segment == k) for k in range(int(program.segment.max(initial=-1)) + 1)]
-    if not places:
+    same = places(program)
+    if not same.size:
         return spread
-    lengths = [len(place) for place in places]
-    usual = max(set(lengths), key=lengths.count)
-    same = np.array([place for place in places if len(place) == usual])
-    sample = same[1:] if len(same) > 2 and same[0][0] == places[0][0] else same
+    first = np.flatnonzero(program.segment == 0)
+    sample = same[1:] if len(same) > 2 and same[0][0] == first[0] else same
     low, high = np.percentile(own[sample], (25, 75), axis=0)
     spread[same] = (high - low) / 2
     return spread

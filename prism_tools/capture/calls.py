@@ -7,6 +7,7 @@ The order of the lists is the executor's (tensors/executor.py). For K members an
   all_to_all                      ins[K] → outs[K], by peer
   gather, scatter                 ins[1] → outs[K] on the root; ins[K] on the root → outs[1]
   send, recv                      ins[T]; outs[T]
+In front of a real backend nothing may be split, copied or refused: there a tensor that holds several members' parts stays whole.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Call:
     tag: int = -1
     factor: float = 1.0
     sync: bool = False  # the caller said that it blocks at once; False where that is not known
+    splits: tuple[int, ...] = ()  # all_to_all of whole tensors: bytes to each member, then from each
+    device: str = ""  # type of device where there is no tensor to tell
 
 
 def reduction(op: Any) -> tuple[Reduce, float]:
@@ -65,15 +68,23 @@ def reduce_of(options: Any) -> tuple[Reduce, float]:
     return reduction(getattr(options, "reduceOp", options))
 
 
-def chunks(tensor: torch.Tensor, parts: int) -> list[torch.Tensor]:
-    """Equal flat views of a contiguous tensor."""
-    flat = tensor.detach().view(-1)
+def device_of(call: Call) -> str:
+    """The type of device that the operation's backend serves."""
+    tensors = call.ins or call.outs
+    return tensors[0].device.type if tensors else call.device or "cpu"
+
+
+def chunks(group: TracedGroup, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """A part for each member, as equal flat views; the whole tensor where the backend is real."""
+    if not group.played:
+        return [tensor]
+    flat, parts = tensor.detach().contiguous().view(-1), group.size()
     return list(flat.split(flat.numel() // parts)) if flat.numel() else [flat] * parts
 
 
 def all_reduce(group: TracedGroup, tensors: Any, options: Any = None, *_: Any, **__: Any) -> Call:
     ts = as_list(tensors)
-    if ts and ts[0].is_sparse:
+    if group.played and ts and ts[0].is_sparse:
         raise RuntimeError("prism: sparse all_reduce is not supported")
     kind, factor = reduce_of(options)
     return Call(Op.ALL_REDUCE, ts, ts, kind, factor=factor, sync=is_sync(options))
@@ -100,11 +111,11 @@ def allgather(group: TracedGroup, outs: Any, ins: Any, options: Any = None, *_: 
 
 
 def all_gather_single(group: TracedGroup, out: torch.Tensor, inp: torch.Tensor, options: Any = None, *_: Any) -> Call:
-    return Call(Op.ALL_GATHER, [inp], chunks(out, group.size()), sync=is_sync(options))
+    return Call(Op.ALL_GATHER, [inp], chunks(group, out), sync=is_sync(options))
 
 
 def all_gather_single_coalesced(group: TracedGroup, outs: Any, ins: Any, options: Any = None, *_: Any) -> Call:
-    flat = [piece for out in outs for piece in chunks(out, group.size())]
+    flat = [piece for out in outs for piece in chunks(group, out)]
     return Call(Op.ALL_GATHER, list(ins), flat, sync=is_sync(options))
 
 
@@ -129,16 +140,25 @@ def reduce_scatter_single(
 
 def reduce_scatter_single_coalesced(group: TracedGroup, outs: Any, ins: Any, options: Any = None, *_: Any) -> Call:
     kind, factor = reduce_of(options)
-    flat = [piece for inp in ins for piece in chunks(inp.contiguous(), group.size())]
+    flat = [piece for inp in ins for piece in chunks(group, inp)]
     return Call(Op.REDUCE_SCATTER, flat, list(outs), kind, factor=factor, sync=is_sync(options))
+
+
+def _row_bytes(tensor: torch.Tensor, sizes: list[int]) -> list[int]:
+    rows = tensor.shape[0] if tensor.ndim else 0
+    row = tensor.numel() * tensor.element_size() // rows if rows else 0
+    return [int(size) * row for size in sizes]
 
 
 def all_to_all_single(
     group: TracedGroup, out: torch.Tensor, inp: torch.Tensor, out_splits: Any, in_splits: Any, options: Any = None
 ) -> Call:
     size = group.size()
-    in_sizes = list(in_splits) or [inp.shape[0] // size] * size
-    out_sizes = list(out_splits) or [out.shape[0] // size] * size
+    in_sizes = list(in_splits) or [inp.shape[0] // size if inp.ndim else 0] * size
+    out_sizes = list(out_splits) or [out.shape[0] // size if out.ndim else 0] * size
+    if not group.played:
+        splits = (*_row_bytes(inp, in_sizes), *_row_bytes(out, out_sizes))
+        return Call(Op.ALL_TO_ALL, [inp], [out], sync=is_sync(options), splits=splits)
     ins = list(inp.detach().contiguous().split(in_sizes))
     return Call(Op.ALL_TO_ALL, ins, list(out.detach().split(out_sizes)), sync=is_sync(options))
 
@@ -161,7 +181,8 @@ def scatter(group: TracedGroup, outs: Any, ins: Any, options: Any, *_: Any) -> C
 
 
 def barrier(group: TracedGroup, options: Any = None, *_: Any, **__: Any) -> Call:
-    return Call(Op.BARRIER, sync=is_sync(options))
+    device = getattr(options, "device", None)
+    return Call(Op.BARRIER, sync=is_sync(options), device=device.type if device else group.preferred_device())
 
 
 def send(group: TracedGroup, tensors: Any, dst: int, tag: int = 0) -> Call:

@@ -2,13 +2,14 @@
 
 ``distributed_c10d.ProcessGroup`` becomes TracedGroup: DDP's reducer, functional collectives, DTensor, FSDP2 and pipelining all
 come through it. Behind it is either the real group (every output bit-equal) or the server that plays the absent ranks.
+In front of the real group all calls but the operations are the real group's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,8 +17,12 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup
 
 from prism_tools.capture import session as active
-from prism_tools.capture.calls import METHODS, Call
+from prism_tools.capture.calls import METHODS, Call, device_of
 from prism_tools.capture.work import RealWork, TracedWork
+from prism_tools.graph.schema import Op
+
+if TYPE_CHECKING:
+    from prism_tools.capture.live import Coalescing
 
 RealGloo = c10d.ProcessGroupGloo
 _kept: list[
@@ -83,20 +88,35 @@ class TracedGroup(ProcessGroup):
         self._ranks = self._session.pending_ranks or tuple(range(size))
         if self._ranks[rank] != self._session.rank:
             raise RuntimeError("prism: the program numbers its ranks otherwise than its launcher does (RANK)")
-        self._remote = self._session.is_remote(self._ranks)
-        self._inner = None if self._remote else ProcessGroup(store, rank, size)
+        self.played = self._session.is_remote(self._ranks)
+        self._inner = None if self.played else ProcessGroup(store, rank, size)
         self._absent = AbsentBackend()
         self._devices: list[torch.device] = []
         self._label = ""
         self._description = ""
         self._bound: torch.device | None = None
-        self._slot = -1
+        self._slots: dict[str, int] = {}
+        self._backends: dict[str, str] = {}
+        self._coalescing: Coalescing | None = None
 
-    def slot(self) -> int:
-        """This group's number in the rank's own list; registered with the server on first use."""
-        if self._slot < 0:
-            self._slot = self._session.register(self._label, self._description, "gloo", self._ranks)
-        return self._slot
+    def slot(self, backend: str = "gloo") -> int:
+        """This group's number in the rank's own list, one for each backend; registered on first use."""
+        slot = self._slots.get(backend, -1)
+        if slot < 0:
+            slot = self._slots[backend] = self._session.register(self._label, self._description, backend, self._ranks)
+        return slot
+
+    def backend_of(self, device: str) -> str:
+        """The real backend of tensors on this type of device: "gloo", "nccl", …"""
+        name = self._backends.get(device)
+        if name is None:
+            assert self._inner is not None
+            name = self._backends[device] = self._inner._get_backend(torch.device(device)).name().lower()
+        return name
+
+    def preferred_device(self) -> str:
+        """The type of device of an operation without tensors."""
+        return next((d.type for d in self._device_types if d.type != "cpu"), "cpu")
 
     def _register_backend(self, device: Any, kind: Any, backend: Any) -> None:
         self._devices.append(torch.device(device))
@@ -120,7 +140,10 @@ class TracedGroup(ProcessGroup):
     def _set_group_desc(self, description: str) -> None:
         self._description = str(description)
         ProcessGroup._set_group_desc(self, description)
-        self.slot()  # the last step of torch's helper: name and ranks are known
+        if self._inner is not None:
+            self._inner._set_group_desc(description)
+        if self._session.announces_groups:  # the last step of torch's helper: name and ranks are known
+            self.slot()
 
     def get_group_store(self) -> Any:
         return self._store
@@ -140,10 +163,13 @@ class TracedGroup(ProcessGroup):
     @bound_device_id.setter
     def bound_device_id(self, device: torch.device | None) -> None:
         self._bound = device
+        if self._inner is not None:
+            ProcessGroup.bound_device_id.__set__(self, device)  # type: ignore[attr-defined]
+            self._inner.bound_device_id = device
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return self._devices
+        return self._devices if self._inner is None else self._inner._device_types
 
     def _get_backend(self, device: Any) -> Any:
         return self._absent if self._inner is None else self._inner._get_backend(device)
@@ -152,18 +178,19 @@ class TracedGroup(ProcessGroup):
         return "prism" if self._inner is None else self._inner.name()
 
     def name(self) -> str:
-        return "gloo"
+        return "gloo" if self._inner is None else self._inner.name()
 
     _get_backend_name = name
 
     def _has_hooks(self) -> bool:
-        return False
+        return self._inner is not None and self._inner._has_hooks()
 
     def _set_sequence_number_for_group(self) -> None:
-        """Nothing to agree on."""
+        if self._inner is not None:
+            self._inner._set_sequence_number_for_group()
 
     def _get_sequence_number_for_group(self) -> int:
-        return 0
+        return 0 if self._inner is None else self._inner._get_sequence_number_for_group()
 
     def set_timeout(self, timeout: Any) -> None:
         if self._inner is not None:
@@ -179,16 +206,60 @@ class TracedGroup(ProcessGroup):
 
     def _start_coalescing(self, device: Any = None) -> None:
         if self._inner is not None:
+            if self._session.tracing and torch.device(device).type == "cuda":
+                self._coalescing = self._session.begin_coalescing()
             self._inner._start_coalescing(device)
 
     def _end_coalescing(self, device: Any = None) -> Any:
-        return None if self._inner is None else self._inner._end_coalescing(device)
+        if self._inner is None:
+            return None
+        work = self._inner._end_coalescing(device)
+        if self._coalescing is not None:
+            self._session.end_coalescing(self._coalescing)
+            self._coalescing = None
+        return work
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        self.barrier().wait()  # type: ignore[attr-defined]
+        if self._inner is None:
+            self.barrier().wait()  # type: ignore[attr-defined]
+            return
+        session = self._session
+        if not session.tracing:
+            return self._inner.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+        node = session.issue(Call(Op.BARRIER, sync=True), self.slot(self.backend_of("cpu")), monotonic_ns())
+        entered = monotonic_ns()
+        try:
+            self._inner.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+        except BaseException:
+            session.tracer.withdraw(node)
+            raise
+        session.tracer.waited(node, entered, True)
 
-    def split_group(self, *_: Any, **__: Any) -> None:
-        raise RuntimeError("No backend for the parent process group or its backend does not support splitting")
+    def split_group(self, ranks: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._inner is None:
+            raise RuntimeError("No backend for the parent process group or its backend does not support splitting")
+        made = self._inner.split_group(ranks, *args, **kwargs)
+        if made is None:
+            return None
+        self._session.pending_ranks = tuple(self._ranks[rank] for rank in ranks)
+        return TracedGroup.around(made)
+
+    @classmethod
+    def around(cls, real: ProcessGroup) -> TracedGroup:
+        """The traced group in front of a group that C++ made."""
+        group = cls(real.get_group_store(), real.rank(), real.size())
+        kind = None
+        for device in real._device_types:
+            backend = real._get_backend(device)
+            kind = getattr(ProcessGroup.BackendType, backend.name().upper(), ProcessGroup.BackendType.CUSTOM)
+            group._register_backend(device, kind, backend)
+        if kind is not None:
+            group._set_default_backend(kind)
+        if real.bound_device_id is not None:
+            group.bound_device_id = real.bound_device_id
+        group._set_group_name(real.group_name)
+        group._set_group_desc(real.group_desc)
+        return group
 
 
 def _traced(name: str) -> Any:
@@ -197,20 +268,32 @@ def _traced(name: str) -> Any:
     def method(self: TracedGroup, *args: Any, **kwargs: Any) -> Any:
         called = monotonic_ns()
         session = self._session
+        if not session.tracing:
+            return getattr(self._inner, name)(*args, **kwargs)
         call = normalise(self, *args, **kwargs)
         size = len(self._ranks)
-        if call.peer >= size or call.root >= size:
-            raise ValueError(f"prism: {name}: no rank {max(call.peer, call.root)} in a group of {size}")
-        slot = self.slot()
-        node = session.issue(call, slot, called)
-        if self._remote:
+        if self.played:
+            if call.peer >= size or call.root >= size:
+                raise ValueError(f"prism: {name}: no rank {max(call.peer, call.root)} in a group of {size}")
+            slot = self.slot()
+            node = session.issue(call, slot, called)
             work: TracedWork = session.submit(call, slot, node)
-            returned = monotonic_ns()
-        else:
-            real = getattr(self._inner, name)(*args, **kwargs)
-            returned = monotonic_ns()
-            work = RealWork(session, call, node, real)
-        session.tracer.handed_over(node, call.op, returned, self._remote)
+            session.tracer.handed_over(node, call.op, monotonic_ns(), True)
+            return work
+        real = getattr(self._inner, name)
+        device = device_of(call)
+        slot = self.slot(self.backend_of(device))
+        if device == "cuda" and self._backends[device] != "gloo":
+            return session.on_device(self._coalescing, call, slot, called, real, args, kwargs)
+        node = session.issue(call, slot, called)
+        try:
+            result = real(*args, **kwargs)
+        except BaseException:
+            session.tracer.withdraw(node)
+            raise
+        returned = monotonic_ns()
+        work = RealWork(session, call, node, result)
+        session.tracer.handed_over(node, call.op, returned, False)
         return work
 
     method.__name__ = name
@@ -228,8 +311,21 @@ def install() -> None:
 
     def helper(size: int, rank: int, global_ranks: list[int], *args: Any, **kwargs: Any) -> Any:
         active.SESSION.pending_ranks = tuple(global_ranks) or tuple(range(size))
+        if not global_ranks:
+            active.SESSION.enter(rank, size)
         return original(size, rank, global_ranks, *args, **kwargs)
 
+    batch = c10d.batch_isend_irecv
+
+    def batch_isend_irecv(operations: list) -> list:
+        tracer = active.SESSION.tracer
+        tracer.batch, tracer.batches = tracer.batches, tracer.batches + 1
+        try:
+            return batch(operations)
+        finally:
+            tracer.batch = -1
+
     c10d._new_process_group_helper = helper
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv
     c10d.ProcessGroup = TracedGroup  # type: ignore[misc]
     c10d.ProcessGroupGloo = dist.ProcessGroupGloo = GlooName  # type: ignore[misc,assignment]

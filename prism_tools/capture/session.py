@@ -32,6 +32,9 @@ class Session:
     ``issue_cost``: replay: arrivals are told as if tracing cost nothing and issuing op X cost this many ns; None: as they are.
     """
 
+    tracing = True
+    announces_groups = True
+
     def __init__(
         self, client: Client, rank: int, sandbox: frozenset[int], stop_after: int, issue_cost: dict[int, int] | None
     ) -> None:
@@ -44,11 +47,14 @@ class Session:
         self.compensate = issue_cost is not None
         self.clock = clock.compare(self._ask_clock)
         self.pending_ranks: tuple[int, ...] = ()
-        self.slots: dict[tuple[str, tuple[int, ...]], int] = {}
+        self.slots: dict[tuple[str, str, tuple[int, ...]], int] = {}
         self.iterations = 0
         self._announced_sites = 0
         self._after_mark = False
         client.on_dump = lambda: self.finish(1)
+
+    def enter(self, rank: int, size: int) -> None:
+        """The default group is made: nothing to do, tracing began with the process."""
 
     def _ask_clock(self) -> tuple[str, int]:
         return self.client.request(("clock",))
@@ -67,10 +73,10 @@ class Session:
 
     def register(self, name: str, description: str, backend: str, ranks: tuple[int, ...]) -> int:
         """Slot of a group, told to the server once."""
-        known = self.slots.get((name, ranks))
+        known = self.slots.get((name, backend, ranks))
         if known is not None:  # the program has destroyed its groups and made them again
             return known
-        slot = self.slots[name, ranks] = len(self.slots)
+        slot = self.slots[name, backend, ranks] = len(self.slots)
         self.client.post(("group", slot, name, description, backend, ranks))
         return slot
 
@@ -109,7 +115,7 @@ class Session:
         sys.stderr.flush()
         if os.getpid() != self.pid:  # a child that the program forked itself
             os._exit(status)
-        trace = self.tracer.export(self.rank, [ranks for _, ranks in self.slots])
+        trace = self.tracer.export(self.rank, [ranks for *_, ranks in self.slots])
         trace["slots"] = list(self.slots)
         trace["rss"] = peak_rss()
         measured = clock.between(self.clock, clock.compare(self._ask_clock))
@@ -163,17 +169,6 @@ def start(client: Client, spec: Spec) -> Session:
         for name in ("TCPStore", "FileStore"):
             if hasattr(module, name):
                 setattr(module, name, StoreName)
-    batch = c10d.batch_isend_irecv
-
-    def batch_isend_irecv(operations: list) -> list:
-        session.tracer.batch = session.tracer.batches
-        session.tracer.batches += 1
-        try:
-            return batch(operations)
-        finally:
-            session.tracer.batch = -1
-
-    c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv
     register_optimizer_step_post_hook(lambda *_: session.step_done())
     seed(spec.entropy)
     os.register_at_fork(after_in_child=client.close)

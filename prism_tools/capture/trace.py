@@ -15,6 +15,7 @@ from prism_tools.capture.wire import dtype_name
 from prism_tools.graph.schema import DTYPES, HOST_LANE, NODE_COLUMNS, Kind, Op
 
 POOL_LANE = 1  # gloo's thread pool; graph lanes are ["host", "gloo"] on CPU
+DEVICE_LANE = 2  # until the device's log is read (capture/lanes.py): a lane of its own, on a device
 LANES = ["host", "gloo"]
 _DTYPE = {name: index for index, name in enumerate(DTYPES)}
 
@@ -72,6 +73,15 @@ class Tracer:
         """An operation was called (at ``called``; 0: now): a node on the pool's lane until its caller blocks at once."""
         called = called or now()
         self._span(called)
+        before = self.last_host
+        node = self.operation(call, slot, POOL_LANE, called)
+        self._edges.extend((before, node))
+        self.host_end = self._times[4 * node] = self._times[4 * node + 1] = self._times[4 * node + 2] = issue = now()
+        self.debt += issue - called
+        return node
+
+    def operation(self, call: Call, slot: int, lane: int, called: int) -> int:
+        """The node of an operation alone: no span before it, no edge."""
         payload = call.ins or call.outs
         size = count = 0
         for tensor in payload:
@@ -80,15 +90,21 @@ class Tracer:
             size += elements * tensor.element_size()
         dtype = _DTYPE.get(dtype_name(payload[0].dtype), -1) if payload else -1
         site = self.sites.here()
-        columns = (Kind.COMM, call.op, POOL_LANE, slot, call.peer, call.root, dtype, call.reduce, self.batch, site)
-        before = self.last_host
+        columns = (Kind.COMM, call.op, lane, slot, call.peer, call.root, dtype, call.reduce, self.batch, site)
         node = self._append(columns, (size, count, call.tag), called, -1)
         if call.op is Op.ALL_TO_ALL:
-            self._splits[node] = tuple(t.numel() * t.element_size() for t in (*call.ins, *call.outs))
-        self._edges.extend((before, node))
-        self.host_end = self._times[4 * node] = self._times[4 * node + 1] = self._times[4 * node + 2] = issue = now()
-        self.debt += issue - called
+            self._splits[node] = call.splits or tuple(t.numel() * t.element_size() for t in (*call.ins, *call.outs))
         return node
+
+    def withdraw(self, node: int) -> None:
+        """The backend refused the newest operation: it has not happened."""
+        if node != self.count - 1:
+            return
+        del self._columns[-_WIDTH:], self._values[-3:], self._times[-4:], self._issue[-1:]
+        if len(self._edges) and self._edges[-1] == node:
+            del self._edges[-2:]
+        self._splits.pop(node, None)
+        self.count -= 1
 
     def handed_over(self, node: int, op: Op, returned: int, played: bool) -> None:
         """The backend took the operation and returned; ``played``: it was our own data plane, whose cost is not the job's."""

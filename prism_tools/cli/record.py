@@ -1,4 +1,4 @@
-"""prism-record: runs all W logical ranks of a program on a few devices and writes the bare graph."""
+"""prism-record: runs all W logical ranks of a program on a few devices, or watches real ranks, and writes the graph."""
 
 from __future__ import annotations
 
@@ -14,28 +14,38 @@ DESCRIPTION = """Record a torch.distributed program of W ranks, running a few at
 
 The program is not changed. All its ranks run on this machine; a rank gives up its slot where it
 waits for another. The bare graph says what each rank did, in what order and with which payloads;
-it holds no times to rely on. If no rank can go on any more, a table says who waits where, for whom."""
+it holds no times to rely on. If no rank can go on any more, a table says who waits where, for whom.
+
+With --live the command after -- is a launcher (torchrun, srun, mpiexec) of a real job, on GPUs or
+CPUs: it runs as it is, with its real backends, and the graph holds the measured times of all its
+ranks, ready for prism-calibrate. Each rank's Python needs prism-tools, and GPUs a C compiler once.
+With --warmup 2 or more, the GPUs are held back in the last of these iterations, so that the host
+gets ahead of them: only then can the work of a GPU that waits for its host be told from its wait."""
 
 EXAMPLES = """prism-record -n 8 -j 2 -o bare.h5 -- train.py --tp 2 --pp 2
-prism-record -n 64 --iterations 3 --tensors none -o bare.h5 -- -m package.train config.toml"""
+prism-record -n 64 --iterations 3 --tensors none -o bare.h5 -- -m package.train config.toml
+prism-record --live --warmup 3 --iterations 10 -o live.h5 -- torchrun --nproc-per-node 8 train.py"""
 
 EXIT_STATUS = """That of the first rank that failed (128+N if signal N ended it), 0 if none did.
-1 deadlock, mismatch or another failure of the recording; 2 wrong usage; 130 interrupted."""
+1 deadlock, mismatch or another failure of the recording; 2 wrong usage; 130 interrupted.
+With --live: that of the command."""
 
 ENVIRONMENT = {
     "PRISM_WORLD_SIZE": "world size, without -n",
     "PRISM_JOBS, SLURM_CPUS_ON_NODE": "ranks running at a time, without -j",
+    "CC, XDG_CACHE_HOME": "--live on GPUs: the C compiler, and where what it made is kept (prism-tools/)",
 }
 
 
 def get_parser() -> common.Parser:
     """The command line of prism-record."""
-    usage = "[options] -n W -o FILE -- [-m] program [argument ...]"
+    usage = "[options] (-n W | --live) -o FILE -- [-m] program|launcher [argument ...]"
     parser = common.new_parser("prism-record", usage, DESCRIPTION, EXAMPLES, ENVIRONMENT, EXIT_STATUS)
     add = parser.add_argument
     add("-n", "--world-size", metavar="W", type=common.positive, help="ranks of the program")
     add("-j", "--jobs", metavar="N", type=common.positive, help="ranks running at a time (default: all cores)")
     common.add_file(parser, "-o", "--output", metavar="FILE", required=True, help="write the graph to FILE")
+    add("--live", action="store_true", help="trace the real ranks that the command starts, with their times")
     add(
         "--nproc-per-node",
         metavar="L",
@@ -47,7 +57,8 @@ def get_parser() -> common.Parser:
         "--iterations",
         metavar="M",
         type=common.positive,
-        help="stop after K+M iterations, which optimizer steps end (default: run to the end)",
+        help="stop after K+M iterations, which optimizer steps end (default: run to the end; "
+        "--live: trace no more, the program goes on)",
     )
     add("--tensors", choices=("all", "none"), default="all", help="payloads to keep (default: all)")
     add(
@@ -62,13 +73,22 @@ def get_parser() -> common.Parser:
 
 
 def _record(options: argparse.Namespace) -> int:
-    options.world_size = common.setting(options.world_size, "PRISM_WORLD_SIZE")
-    if options.world_size is None:
-        raise PrismError("how many ranks? add -n W, or set PRISM_WORLD_SIZE", status=2)
+    if options.live and (options.world_size, options.jobs, options.nproc_per_node) != (None, None, None):
+        raise PrismError(
+            "--live: the command says how many ranks there are; leave -n, -j, --nproc-per-node out", status=2
+        )
+    if not options.live:
+        options.world_size = common.setting(options.world_size, "PRISM_WORLD_SIZE")
+        if options.world_size is None:
+            raise PrismError("how many ranks? add -n W, or set PRISM_WORLD_SIZE", status=2)
     if options.command is None:
         raise PrismError("what shall run? add -- program [argument ...]", status=2)
     if options.output == "-":
         raise PrismError("-o -: standard output belongs to the program; name a file", status=2)
+    if options.live:
+        from prism_tools.record.live import record_live
+
+        return record_live(options)
     options.jobs = common.setting(options.jobs, "PRISM_JOBS", "SLURM_CPUS_ON_NODE", default=os.cpu_count() or 1)
     options.nproc_per_node = options.nproc_per_node or min(8, options.world_size)
 

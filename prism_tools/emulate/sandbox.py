@@ -16,6 +16,7 @@ from prism_tools.emulate.planner import AtOnce, Timed
 from prism_tools.errors import PrismError
 from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph, Memory, Timing
+from prism_tools.graph.schema import UNKNOWN
 from prism_tools.tensors.payload import PayloadReader
 
 TIMES = ("host_issue", "ready", "start", "end")
@@ -108,7 +109,8 @@ def memory(stage: str, traces: dict[int, dict[str, Any]]) -> Memory:
     """Peak memory of the traced processes."""
     numbers = sorted(traces)
     rss = np.array([traces[number]["rss"] for number in numbers], np.int64)
-    return Memory(np.array(numbers, np.int32), rss, [stage] * len(numbers))
+    none = np.full(len(numbers), UNKNOWN, np.int64)
+    return Memory(np.array(numbers, np.int32), rss, none, none, [stage] * len(numbers))
 
 
 def joined_memory(old: Memory | None, new: Memory) -> Memory:
@@ -117,8 +119,8 @@ def joined_memory(old: Memory | None, new: Memory) -> Memory:
         return new
     fresh = set(zip(new.rank.tolist(), new.stage, strict=True))
     keep = [k for k, key in enumerate(zip(old.rank.tolist(), old.stage, strict=True)) if key not in fresh]
-    return Memory(
-        np.concatenate([old.rank[keep], new.rank]),
-        np.concatenate([old.rss[keep], new.rss]),
-        [old.stage[k] for k in keep] + new.stage,
-    )
+    columns = {
+        name: np.concatenate([getattr(old, name)[keep], getattr(new, name)])
+        for name in ("rank", "rss", "allocated", "reserved")
+    }
+    return Memory(**columns, stage=[old.stage[k] for k in keep] + new.stage)

@@ -178,10 +178,13 @@ class Replay:
 
 @dataclass
 class Memory:
-    """Peak memory per measured rank, bytes: ``rss`` peak resident set of the process (CPU)."""
+    """Peak memory per measured rank, bytes: ``rss`` peak resident set of the process; ``allocated``, ``reserved``: of
+    torch's allocator on the device, -1 where there is none."""
 
     rank: np.ndarray
     rss: np.ndarray
+    allocated: np.ndarray
+    reserved: np.ndarray
     stage: list[str]
 
 

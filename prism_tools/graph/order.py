@@ -11,6 +11,7 @@ from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph, Program, Ragged
 from prism_tools.graph.names import node_text
 from prism_tools.graph.releases import Release, releases
+from prism_tools.graph.schema import Kind
 from prism_tools.graph.semantics import is_queue
 
 SHOWN = 20  # stuck ranks spelt out in an error
@@ -82,12 +83,24 @@ def _local_predecessors(program: Program, lanes: list[str]) -> Ragged:
     pairs = [program.edges.astype(np.int64).reshape(-1, 2)]
     for lane, name in enumerate(lanes):
         if is_queue(name):
-            nodes = np.flatnonzero(program.lane == lane)
-            pairs.insert(0, np.stack([nodes[:-1], nodes[1:]], 1))
+            pairs.insert(0, _lane_pairs(program, np.flatnonzero(program.lane == lane)))
     source, target = np.concatenate(pairs).T
     order = np.argsort(target, kind="stable")
     offset = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=len(program)))])
     return Ragged(offset.astype(np.int64), source[order])
+
+
+def _lane_pairs(program: Program, nodes: np.ndarray) -> np.ndarray:
+    """int64[n, 2] (earlier, later) of the ``nodes`` of a queue. The operations of one batch run together: each follows
+    what was before the batch, and what comes next follows all of them."""
+    batch = np.where(program.kind[nodes] == Kind.COMM, program.batch[nodes], -1)
+    joined = (batch[1:] == batch[:-1]) & (batch[1:] >= 0)
+    if not joined.any():
+        return np.stack([nodes[:-1], nodes[1:]], 1).astype(np.int64)
+    first = np.flatnonzero(np.append(True, ~joined))
+    units = np.split(nodes, first[1:])
+    pairs = [(a, b) for before, after in zip(units, units[1:], strict=False) for b in after for a in before]
+    return np.array(pairs, np.int64).reshape(-1, 2)
 
 
 def _followers(preds: Ragged) -> Ragged:

@@ -18,6 +18,7 @@ TIMING_ROWS = {
     "clock_drift": "i8",
     "clock_error": "i8",
 }
+MEMORY_COLUMNS = {name: "i8" for name in ("rss", "allocated", "reserved")}
 PROBE_ROWS = {
     "op": "u1",
     "dtype": "i2",
@@ -67,12 +68,13 @@ def _probes(group: Fields, world_size: int) -> Probes:
 
 
 def _pack_memory(memory: Memory) -> Tree:
-    return {**_cast(memory, {"rank": "i4", "rss": "i8"}), "stage": pack_strings(memory.stage)}
+    return {**_cast(memory, {"rank": "i4", **MEMORY_COLUMNS}), "stage": pack_strings(memory.stage)}
 
 
 def _memory(group: Fields, world_size: int) -> Memory:
     rank = group.array("rank", "i4")
-    return Memory(rank, group.array("rss", "i8", len(rank)), group.strings("stage", len(rank)))
+    columns = {name: group.array(name, dtype, len(rank)) for name, dtype in MEMORY_COLUMNS.items()}
+    return Memory(rank, **columns, stage=group.strings("stage", len(rank)))
 
 
 def _pack_durations(durations: Durations) -> Tree:

@@ -45,11 +45,13 @@ def build(
     payload: Payload,
     store: list[tuple[int, str, str, bytes]],
     complete: bool = True,
+    lanes: tuple[str, ...] = tuple(LANES),
 ) -> Graph:
-    """The graph of ``len(launch.entropy)`` ranks. Ranks without a trace (given up) get no nodes."""
+    """The graph of ``len(launch.entropy)`` ranks. Ranks without a trace (given up) get no nodes. ``lanes``: what the
+    traces' lane columns count."""
     world = len(launch.entropy)
     classes = _Classes()
-    numbers = {(group.name, group.members): group.number for group in groups}
+    numbers = {(group.name, group.backend, group.members): group.number for group in groups}
     members = [classes.add(traces.get(rank) or empty_trace(), numbers) for rank in range(world)]
     place = np.arange(world, dtype=np.int32)
     ranks = Ranks(
@@ -67,7 +69,7 @@ def build(
         programs=classes.programs,
         values=classes.values,
         ranks=ranks,
-        lanes=list(LANES),
+        lanes=list(lanes),
         strings=classes.strings.texts,
         store=_store(store),
         payload=payload,
@@ -86,7 +88,7 @@ class _Classes:
         self._known: dict[bytes, int] = {}
 
     def add(
-        self, trace: dict[str, Any], numbers: dict[tuple[str, tuple[int, ...]], int]
+        self, trace: dict[str, Any], numbers: dict[tuple[str, str, tuple[int, ...]], int]
     ) -> tuple[int, int, np.ndarray]:
         """A rank's program class, value class, and the group of each of its slots (int32)."""
         columns = program_columns(trace, self.strings)
@@ -100,7 +102,7 @@ class _Classes:
         if key not in self._known:
             self._known[key] = len(self.values)
             self.values.append(Values(dict(zip(VALUE_COLUMNS, arrays, strict=False)), Ragged(*arrays[3:])))
-        slots = np.array([numbers[name, tuple(ranks)] for name, ranks in trace["slots"]], np.int32)
+        slots = np.array([numbers[name, backend, tuple(ranks)] for name, backend, ranks in trace["slots"]], np.int32)
         return program, self._known[key], slots
 
 

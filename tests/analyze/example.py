@@ -49,7 +49,7 @@ def replayed():
     graph.replay = Replay(
         timing, np.array([0, 0, 2, 0]), np.array([0, 0, 17 * MS, 0]), np.array([True, True, False, True]), 1, 0
     )
-    rss = np.array([9_000, 1_900, 1_920]) * 10**6
-    graph.memory = Memory(np.array([0, 1, 0]), rss, ["slice", "replay", "replay"])
+    rss, none = np.array([9_000, 1_900, 1_920]) * 10**6, np.full(3, -1)
+    graph.memory = Memory(np.array([0, 1, 0]), rss, none, none, ["slice", "replay", "replay"])
     graph.stage = "replayed"
     return graph

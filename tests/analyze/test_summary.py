@@ -46,8 +46,8 @@ def test_many_ranks_and_long_programs_stay_narrow():
     groups = {"mesh": [0, 1]}
     graph = build(6, groups, lambda rank: [compute(), comm("barrier", "mesh")] * (rank < 2) + [compute(), step()])
     graph.launch.argv = ["train.py", "--config", "x" * 200]
-    graph.groups.desc = ["mesh_tp"]
-    graph.memory = Memory(np.arange(6), np.array([5, 7, 3, 4, 5, 6]) * 10**8, ["sliced"] * 6)
+    graph.groups.desc, none = ["mesh_tp"], np.full(6, -1)
+    graph.memory = Memory(np.arange(6), np.array([5, 7, 3, 4, 5, 6]) * 10**8, none, none, ["sliced"] * 6)
     lines = summary(graph).splitlines()
     assert lines[0].startswith("world 6 (TP 2)   program train.py --config xxx") and len(lines[0]) == 100
     assert lines[0].endswith("…   backend gloo   iterations 1")

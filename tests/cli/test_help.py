@@ -11,7 +11,7 @@ from prism_tools import __version__
 HEAVY = ["torch", "h5py", "numba", "mpi4py", "matplotlib", "numpy"]
 SHARED = "--quiet --verbose --version"
 OPTIONS = {
-    "record": "--world-size --jobs --output --nproc-per-node --warmup --iterations --tensors --tensor-budget",
+    "record": "--world-size --jobs --output --live --nproc-per-node --warmup --iterations --tensors --tensor-budget",
     "slice": "",
     "slice run": "file --size --output --ranks --repeat --no-probe --trust",
     "slice plan": "file --size",
@@ -113,6 +113,10 @@ def usage_error(capsys, tool, *argv):
         (
             ["record", "-n", "2", "-o", "-", "--", "t.py"],
             "prism-record: -o -: standard output belongs to the program; name a file\n",
+        ),
+        (
+            ["record", "--live", "-n", "2", "-o", "a.h5", "--", "torchrun", "t.py"],
+            "prism-record: --live: the command says how many ranks there are; leave -n, -j, --nproc-per-node out\n",
         ),
         (
             ["record", "-n", "0", "-o", "a"],

@@ -211,7 +211,7 @@ def add_results(graph: Graph) -> None:
         tails=[np.array([0, 30], np.int64), np.array([0, 1, 2, 3], np.int64)],
         issue=[np.array([9, 8], np.int64), np.array([7, 6, 5, 4], np.int64)],
     )
-    graph.memory = Memory(rows[:2], two * 2**30, ["slice", "replay"])
+    graph.memory = Memory(rows[:2], two * 2**30, two * 2**20, two * 2**21, ["slice", "replay"])
     graph.durations = Durations(
         rows,
         [np.full(n, 100, np.int64) for n in lengths],

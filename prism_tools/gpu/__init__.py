@@ -1,0 +1,1 @@
+"""What runs on or beside the device: stamps of streams and events."""

@@ -1,0 +1,442 @@
+/* Stamps of streams and events: preloaded before the CUDA runtime, it sees every event that is recorded, every stream that
+ * waits for one and every host call that blocks, in torch's C++ as well as in Python (torch.cuda.Event, autograd's
+ * synchronisation of streams, NCCL's works), and passes all of them on unchanged.
+ *
+ * While it is on, each such call becomes one row of a log, with the host's time and, where a stream is at a point that
+ * matters, a timing event of our own on that stream. Events are made before they are needed and read after the window.
+ * No CUDA header is needed to build this: handles are pointers.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef int cudaError_t;
+typedef void *cudaStream_t, *cudaEvent_t, *cudaGraph_t;
+
+enum { RECORD, WAIT, SYNC_STREAM, SYNC_EVENT, SYNC_DEVICE, CALL, RETURN, MARK, POINT };
+
+struct row {
+    int64_t before; /* CLOCK_MONOTONIC ns when the program called */
+    int64_t issued; /* when our timing event was handed to the driver */
+    int64_t after;  /* when it went on, less what we took for ourselves where the call does not block */
+    uint64_t stream, event;
+    int32_t kind, stamp; /* stamp: index of our timing event, -1 none */
+    int32_t thread, node; /* node: the tracer's, for CALL, RETURN and MARK */
+};
+
+#define MAX_STREAMS 128
+#define CALL_SUCCESS 0
+
+static _Atomic int on, capturing;
+/* In chunks that never move: other threads may be writing while there is made more room. */
+#define CHUNK 4096
+#define MAX_CHUNKS 65536
+static struct row *row_chunks[MAX_CHUNKS];
+static cudaEvent_t *event_chunks[MAX_CHUNKS];
+static _Atomic int64_t n_rows, n_events, lost, cap_rows, cap_events;
+#define ROW(k) (row_chunks[(k) / CHUNK] + (k) % CHUNK)
+#define EVENT(k) (event_chunks[(k) / CHUNK] + (k) % CHUNK)
+static _Atomic(uint64_t) seen[MAX_STREAMS];
+static _Atomic int n_seen, n_threads;
+static __thread int thread_number = -1, in_call, call_async, recorded_in_call;
+static __thread uint64_t call_stream;
+static __thread int64_t spent; /* our own time within the call */
+
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+/* ---- the real functions ---- */
+
+static int find_runtime(struct dl_phdr_info *info, size_t size, void *found) {
+    (void)size;
+    if (info->dlpi_name && strstr(info->dlpi_name, "libcudart.so")) {
+        *(const char **)found = info->dlpi_name;
+        return 1;
+    }
+    return 0;
+}
+
+static void *real(const char *name) {
+    static void *_Atomic runtime;
+    void *function = NULL, *handle = runtime;
+    if (!handle) {
+        const char *path = NULL;
+        dl_iterate_phdr(find_runtime, &path);
+        if (path)
+            runtime = handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+    }
+    if (handle)
+        function = dlsym(handle, name);
+    return function ? function : dlsym(RTLD_NEXT, name);
+}
+
+#define REAL(name, ...)                                       \
+    static cudaError_t (*_Atomic function)(__VA_ARGS__);      \
+    cudaError_t (*call)(__VA_ARGS__) = function;              \
+    if (!call)                                                \
+        function = call = (cudaError_t(*)(__VA_ARGS__))real(name); \
+    if (!call)                                                \
+        return 999 /* cudaErrorUnknown: there is no CUDA runtime */
+
+static cudaError_t real_record(cudaEvent_t event, cudaStream_t stream) {
+    REAL("cudaEventRecord", cudaEvent_t, cudaStream_t);
+    return call(event, stream);
+}
+
+static void forget_error(void) {
+    static cudaError_t (*last)(void);
+    if (last || (last = (cudaError_t(*)(void))real("cudaGetLastError")))
+        last();
+}
+
+/* ---- the log ---- */
+
+static uint64_t handle_of(cudaStream_t stream) { /* 1 is the legacy default stream's other name */
+    return (uint64_t)stream == 1 ? 0 : (uint64_t)stream;
+}
+
+static void remember(uint64_t stream) {
+    int count = n_seen;
+    for (int k = 0; k < count && k < MAX_STREAMS; k++)
+        if (seen[k] == stream)
+            return;
+    int place = atomic_fetch_add(&n_seen, 1);
+    if (place < MAX_STREAMS)
+        seen[place] = stream;
+}
+
+static int stamp_event(cudaStream_t stream) {
+    int64_t k = atomic_fetch_add(&n_events, 1);
+    if (k >= cap_events) {
+        atomic_fetch_add(&lost, 1);
+        return -1;
+    }
+    if (real_record(*EVENT(k), stream) == CALL_SUCCESS)
+        return (int)k;
+    forget_error(); /* a stream of another device: the program must not find our error */
+    return -1;
+}
+
+static void stamp(struct row *row, cudaStream_t stream) {
+    row->stamp = stamp_event(stream);
+    row->issued = now();
+}
+
+static struct row *add(int kind, cudaStream_t stream, cudaEvent_t event, int64_t before) {
+    int64_t k = atomic_fetch_add(&n_rows, 1);
+    if (k >= cap_rows) {
+        atomic_fetch_add(&lost, 1);
+        return NULL;
+    }
+    if (thread_number < 0)
+        thread_number = atomic_fetch_add(&n_threads, 1);
+    struct row *row = ROW(k);
+    row->before = before;
+    row->issued = row->after = before;
+    row->stream = handle_of(stream);
+    row->event = (uint64_t)event;
+    row->kind = kind;
+    row->stamp = -1;
+    row->thread = thread_number;
+    row->node = -1;
+    return row;
+}
+
+/* The end of an entry: `cost` is what the real call took, `spent` what we took. */
+static void leave(struct row *row, int64_t cost) {
+    int64_t left = now();
+    if (row)
+        row->after = left - cost;
+    if (in_call)
+        spent += left - (row ? row->before : left) - cost;
+}
+
+static int active(void) { return on && !capturing; }
+
+/* ---- a head start for the host ---- */
+
+/* In one iteration the stream is held until the host blocks, so that the host is ahead and every span of the stream shows
+ * the device's own time. Bounded by time: the host may wait for somebody who waits for this device. */
+static _Atomic int hold_on;
+static _Atomic int64_t hold_limit, hold_until, held, released;
+static cudaStream_t hold_stream;
+
+static void hold_body(void *generation) {
+    const struct timespec pause = {0, 20000};
+    while (released < (int64_t)(intptr_t)generation && now() < hold_until)
+        nanosleep(&pause, NULL);
+}
+
+static void release(void) { released = held; }
+
+static void hold(cudaStream_t stream) {
+    static cudaError_t (*launch)(cudaStream_t, void (*)(void *), void *);
+    if (!hold_on || held > released)
+        return;
+    if (!launch && !(launch = (cudaError_t(*)(cudaStream_t, void (*)(void *), void *))real("cudaLaunchHostFunc")))
+        return;
+    hold_until = now() + hold_limit;
+    held++;
+    if (launch(stream, hold_body, (void *)(intptr_t)held) != CALL_SUCCESS) {
+        release();
+        forget_error();
+    }
+}
+
+/* ---- what the program calls ---- */
+
+static cudaError_t recorded(cudaEvent_t event, cudaStream_t stream, unsigned flags, int with_flags) {
+    REAL("cudaEventRecordWithFlags", cudaEvent_t, cudaStream_t, unsigned);
+    if (!active())
+        return with_flags ? call(event, stream, flags) : real_record(event, stream);
+    int64_t before = now();
+    struct row *row = add(RECORD, stream, event, before);
+    int handed_over = in_call && call_async && handle_of(stream) == call_stream; /* NCCL's stream shall wait for the caller's */
+    if (row && !handed_over) {
+        stamp(row, stream);
+        remember(handle_of(stream));
+        recorded_in_call = 1;
+    }
+    int64_t called = now();
+    cudaError_t status = with_flags ? call(event, stream, flags) : real_record(event, stream);
+    leave(row, now() - called);
+    return status;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return recorded(event, stream, 0, 0); }
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+    return recorded(event, stream, flags, 1);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    REAL("cudaStreamWaitEvent", cudaStream_t, cudaEvent_t, unsigned);
+    if (!active())
+        return call(stream, event, flags);
+    int64_t before = now();
+    struct row *row = add(WAIT, stream, event, before);
+    if (row && !in_call) {
+        stamp(row, stream);
+        remember(handle_of(stream));
+    }
+    int64_t called = now();
+    cudaError_t status = call(stream, event, flags);
+    leave(row, now() - called);
+    return status;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    REAL("cudaStreamSynchronize", cudaStream_t);
+    if (!active())
+        return call(stream);
+    struct row *row = add(SYNC_STREAM, stream, NULL, now());
+    if (row)
+        stamp(row, stream);
+    release();
+    cudaError_t status = call(stream);
+    hold(stream);
+    leave(row, 0);
+    return status;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    REAL("cudaEventSynchronize", cudaEvent_t);
+    if (!active())
+        return call(event);
+    struct row *row = add(SYNC_EVENT, NULL, event, now());
+    release();
+    cudaError_t status = call(event);
+    leave(row, 0);
+    return status;
+}
+
+static void stamp_all(void) {
+    int count = n_seen < MAX_STREAMS ? n_seen : MAX_STREAMS;
+    for (int k = 0; k < count; k++) {
+        struct row *row = add(POINT, (cudaStream_t)seen[k], NULL, now());
+        if (row)
+            stamp(row, (cudaStream_t)seen[k]);
+    }
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    REAL("cudaDeviceSynchronize", void);
+    if (!active())
+        return call();
+    stamp_all();
+    struct row *row = add(SYNC_DEVICE, NULL, NULL, now());
+    release();
+    cudaError_t status = call();
+    hold(hold_stream);
+    leave(row, 0);
+    return status;
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind) {
+    REAL("cudaMemcpy", void *, const void *, size_t, int);
+    if (!active())
+        return call(to, from, size, kind);
+    struct row *row = add(SYNC_STREAM, NULL, NULL, now());
+    if (row)
+        stamp(row, NULL);
+    release();
+    cudaError_t status = call(to, from, size, kind);
+    leave(row, 0);
+    return status;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode) {
+    REAL("cudaStreamBeginCapture", cudaStream_t, int);
+    cudaError_t status = call(stream, mode);
+    if (status == CALL_SUCCESS)
+        atomic_fetch_add(&capturing, 1);
+    return status;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    REAL("cudaStreamEndCapture", cudaStream_t, cudaGraph_t *);
+    cudaError_t status = call(stream, graph);
+    atomic_fetch_sub(&capturing, 1);
+    return status;
+}
+
+/* ---- what the tracer calls (prism_tools/gpu/stamp.py) ---- */
+
+/* An operation begins at host time `before` on the caller's stream; `asynchronous`: it will run on another one. */
+void prism_call(uint64_t stream, int32_t node, int asynchronous, int64_t before) {
+    struct row *row = add(CALL, (cudaStream_t)stream, NULL, before);
+    if (row) {
+        row->node = node;
+        stamp(row, (cudaStream_t)stream);
+        remember(handle_of((cudaStream_t)stream));
+    }
+    in_call = 1;
+    call_async = asynchronous;
+    call_stream = handle_of((cudaStream_t)stream);
+    recorded_in_call = 0;
+    spent = 0;
+    if (row)
+        row->after = now();
+}
+
+/* It has returned; `called`: when the real call was entered. If nothing was recorded in it, it ends on the caller's stream. */
+void prism_return(uint64_t stream, int32_t node, int64_t called) {
+    int64_t returned = now();
+    in_call = 0;
+    struct row *row = add(RETURN, (cudaStream_t)stream, NULL, returned);
+    if (!row)
+        return;
+    row->node = node;
+    if (!recorded_in_call)
+        stamp(row, (cudaStream_t)stream);
+    row->after = now() - (returned - called - spent);
+}
+
+/* A point on the caller's stream: an optimizer step. */
+void prism_mark(uint64_t stream, int32_t node) {
+    struct row *row = add(MARK, (cudaStream_t)stream, NULL, now());
+    if (!row)
+        return;
+    row->node = node;
+    stamp(row, (cudaStream_t)stream);
+    remember(handle_of((cudaStream_t)stream));
+    row->after = now();
+}
+
+/* A stream of our own, on which nothing else ever runs. */
+static cudaStream_t own_stream(void) {
+    static cudaStream_t stream;
+    cudaError_t (*create)(cudaStream_t *, unsigned);
+    if (!stream && (create = (cudaError_t(*)(cudaStream_t *, unsigned))real("cudaStreamCreateWithFlags")))
+        create(&stream, 1 /* non-blocking */);
+    return stream;
+}
+
+/* Room for so many rows and events in all. Returns the events that there are, or -1. */
+int64_t prism_reserve(int64_t want_rows, int64_t want_events) {
+    cudaError_t (*create)(cudaEvent_t *) = (cudaError_t(*)(cudaEvent_t *))real("cudaEventCreate");
+    if (!create)
+        return -1;
+    while (cap_rows < want_rows && cap_rows / CHUNK < MAX_CHUNKS) {
+        if (!(row_chunks[cap_rows / CHUNK] = malloc(CHUNK * sizeof(struct row))))
+            return -1;
+        cap_rows += CHUNK;
+    }
+    while (cap_events < want_events && cap_events / CHUNK < MAX_CHUNKS) {
+        cudaEvent_t *chunk = malloc(CHUNK * sizeof *chunk);
+        if (!chunk)
+            return -1;
+        for (int k = 0; k < CHUNK; k++) {
+            if (create(&chunk[k]) != CALL_SUCCESS)
+                return -1;
+            real_record(chunk[k], own_stream()); /* only now does the driver make it */
+        }
+        event_chunks[cap_events / CHUNK] = chunk;
+        cap_events += CHUNK;
+    }
+    return cap_events;
+}
+
+void prism_switch(int state) { on = state; }
+
+/* Hold the caller's stream from now on, each time until the host blocks, `limit` ns at most; 0: no more. */
+void prism_hold(uint64_t stream, int64_t limit) {
+    release();
+    hold_on = limit > 0;
+    hold_limit = limit;
+    hold_stream = (cudaStream_t)stream;
+    hold(hold_stream);
+}
+
+int prism_capturing(void) { return capturing; }
+
+int64_t prism_rows(void) { return n_rows < cap_rows ? n_rows : cap_rows; }
+
+int64_t prism_events(void) { return n_events < cap_events ? n_events : cap_events; }
+
+int64_t prism_lost(void) { return lost; }
+
+void prism_copy_rows(struct row *target) {
+    for (int64_t k = 0; k < prism_rows(); k++)
+        target[k] = *ROW(k);
+}
+
+/* One comparison of the clocks. Fills the host's time before and after an event on an idle stream was reached; returns the
+ * event's index or -1. */
+int64_t prism_anchor(int64_t *before, int64_t *after) {
+    cudaError_t (*wait)(cudaEvent_t) = (cudaError_t(*)(cudaEvent_t))real("cudaEventSynchronize");
+    if (!wait)
+        return -1;
+    *before = now();
+    int k = stamp_event(own_stream());
+    if (k < 0 || wait(*EVENT(k)) != CALL_SUCCESS)
+        return -1;
+    *after = now();
+    return k;
+}
+
+/* ns of each event of `index` after the event `base`; a float of ms loses precision, so the base moves along. 0, or -1. */
+int prism_elapsed(const int64_t *index, int64_t count, int64_t base, double *ns) {
+    cudaError_t (*elapsed)(float *, cudaEvent_t, cudaEvent_t) =
+        (cudaError_t(*)(float *, cudaEvent_t, cudaEvent_t))real("cudaEventElapsedTime");
+    double passed = 0;
+    for (int64_t k = 0; k < count; k++) {
+        float ms;
+        if (!elapsed || elapsed(&ms, *EVENT(base), *EVENT(index[k])) != CALL_SUCCESS)
+            return -1;
+        ns[k] = passed + ms * 1e6;
+        if (ms > 100 || ms < -100) {
+            passed = ns[k];
+            base = index[k];
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,125 @@
+"""The stamp library (csrc/stamp.c): built on first use with the C compiler, preloaded into the program, called from here."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism_tools.errors import PrismError
+
+SOURCE = Path(__file__).with_name("csrc") / "stamp.c"
+RECORD, WAIT, SYNC_STREAM, SYNC_EVENT, SYNC_DEVICE, CALL, RETURN, MARK, POINT = range(9)  # kinds of rows
+ROW = np.dtype(
+    [("before", "i8"), ("issued", "i8"), ("after", "i8"), ("stream", "u8"), ("event", "u8"),
+     ("kind", "i4"), ("stamp", "i4"), ("thread", "i4"), ("node", "i4")]
+)  # fmt: skip
+TRIES = 30  # comparisons of the clocks, of which the closest counts
+
+
+def build() -> Path:
+    """The library, compiled once for each version of its source. PrismError without a C compiler."""
+    source = SOURCE.read_bytes()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prism-tools"
+    library = cache / f"stamp-{hashlib.sha256(source).hexdigest()[:16]}-{os.uname().machine}.so"
+    if library.exists():
+        return library
+    compiler = os.environ.get("CC") or "cc"
+    cache.mkdir(parents=True, exist_ok=True)
+    handle, made = tempfile.mkstemp(dir=cache, suffix=".so")
+    os.close(handle)
+    try:
+        command = [*compiler.split(), "-O2", "-shared", "-fPIC", "-o", made, str(SOURCE), "-ldl"]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise PrismError(f"{SOURCE}: the C compiler failed", detail=done.stderr)
+        os.rename(made, library)
+    except FileNotFoundError:
+        raise PrismError(f"no C compiler {compiler!r}, which live capture on GPUs needs; set CC") from None
+    finally:
+        Path(made).unlink(missing_ok=True)
+    return library
+
+
+class Stamps:
+    """The library in this process, where it was preloaded. RuntimeError elsewhere, or where there is no CUDA runtime."""
+
+    def __init__(self) -> None:
+        lib: Any = ctypes.PyDLL(None)  # keeps the interpreter's lock: nothing in it that tracing calls ever blocks
+        if not hasattr(lib, "prism_call"):
+            raise RuntimeError("prism: the stamp library is not loaded; the launcher dropped LD_PRELOAD")
+        i64, u64, i32 = ctypes.c_int64, ctypes.c_uint64, ctypes.c_int
+        lib.prism_call.argtypes = (u64, i32, i32, i64)
+        lib.prism_return.argtypes = (u64, i32, i64)
+        lib.prism_mark.argtypes = (u64, i32)
+        lib.prism_hold.argtypes = (u64, i64)
+        lib.prism_reserve.argtypes = (i64, i64)
+        for name in ("prism_reserve", "prism_rows", "prism_events", "prism_lost", "prism_anchor"):
+            getattr(lib, name).restype = i64
+        for name in ("prism_call", "prism_return", "prism_mark", "prism_switch", "prism_copy_rows", "prism_hold"):
+            getattr(lib, name).restype = None
+        self._lib = lib
+        self._anchors: list[tuple[int, int, int]] = []
+        self.call = lib.prism_call
+        self.leave = lib.prism_return
+        self.mark = lib.prism_mark
+        self.hold = lib.prism_hold
+        self.capturing = lib.prism_capturing
+
+    def reserve(self, rows: int, events: int) -> None:
+        """Have room for so many rows and events in all."""
+        if self._lib.prism_reserve(rows, events) < events:
+            raise RuntimeError("prism: no memory for so many events")
+
+    def used(self) -> tuple[int, int]:
+        """Rows and events so far."""
+        return self._lib.prism_rows(), self._lib.prism_events()
+
+    def start(self) -> None:
+        """Compare the clocks, then log."""
+        self.anchor()
+        self._lib.prism_switch(1)
+
+    def anchor(self) -> None:
+        """Compare the clocks on a stream of our own: the program's streams go on."""
+        before, after = ctypes.c_int64(), ctypes.c_int64()
+        best = None
+        for _ in range(TRIES):
+            event = self._lib.prism_anchor(ctypes.byref(before), ctypes.byref(after))
+            if event < 0:
+                raise RuntimeError("prism: the device's clock cannot be read")
+            if best is None or after.value - before.value < best[1] - best[0]:
+                best = (before.value, after.value, event)
+        assert best is not None
+        self._anchors.append(best)
+
+    def stop(self) -> None:
+        """Log no more."""
+        self._lib.prism_switch(0)
+
+    def read(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """The log: rows (ROW), when each stamp was reached (int64 ns on the host's clock), error bound (ns).
+
+        A device time t is given as the host time at which a call would have reached the device at t: between the two
+        lies the launch latency, so that the edge from a call to the device takes no time.
+        """
+        self.anchor()
+        if lost := self._lib.prism_lost():
+            raise RuntimeError(f"prism: {lost} stamps had no room")
+        rows = np.zeros(self._lib.prism_rows(), ROW)
+        self._lib.prism_copy_rows(rows.ctypes.data_as(ctypes.c_void_p))
+        index = np.arange(self._lib.prism_events(), dtype=np.int64)
+        ns = np.zeros(len(index))
+        first, last = self._anchors[0], self._anchors[-1]
+        pointers = (index.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(len(index)))
+        if self._lib.prism_elapsed(*pointers, ctypes.c_int64(first[2]), ns.ctypes.data_as(ctypes.c_void_p)):
+            raise RuntimeError("prism: the device's events cannot be read")
+        rate = (last[0] - first[0]) / (ns[last[2]] - ns[first[2]]) if last is not first else 1.0
+        times = first[0] + np.rint(ns * rate).astype(np.int64)
+        return rows, times, max(after - before for before, after, _ in (first, last))

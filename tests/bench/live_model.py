@@ -1,0 +1,293 @@
+"""What a live graph says: does its own solve give back what was measured, and does it tell what a delay would do?"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prism_tools.calibrate.durations import durations
+from prism_tools.calibrate.measured import read_rows
+from prism_tools.calibrate.solver import solve
+from prism_tools.graph import file
+from prism_tools.graph.iterations import counted
+from prism_tools.graph.match import find_matches
+from prism_tools.graph.order import dependency_order
+from prism_tools.graph.schema import HOST_LANE, UNKNOWN, Kind
+
+WORD = ("kind", "op", "lane", "slot")  # columns that must be alike for two iterations to be the same program
+
+
+@dataclass(frozen=True)
+class Delay:
+    """One delay that the program was told to make."""
+
+    rank: int
+    layer: int
+    ms: float
+    where: str  # "gpu" or "host"
+
+
+def delay_classes(spec):
+    """The delays of each class of live_gpt.py's --delay; class 0 has none."""
+    classes = [text.split(",") for text in spec.split("+") if text]
+    split = [[item.split(":") for item in items] for items in classes]
+    return [[], *([Delay(int(r), int(layer), float(ms), where) for r, layer, ms, where in items] for items in split)]
+
+
+class Live:
+    """A graph whose ranks all ran for real at once, with its measured times on one clock: lists by rank, int64 ns."""
+
+    def __init__(self, path):
+        self.graph = graph = file.read(str(path))
+        self.matches = find_matches(graph)
+        self.order = dependency_order(graph, self.matches)
+        self.programs = [graph.program_of(rank) for rank in range(graph.world_size)]
+        measured = read_rows(graph)
+        rows = [mine[0] for mine in measured.rows]
+        columns = (measured.issued, measured.start, measured.ready, measured.end)
+        self.issued, self.start, self.ready, self.end = ([column[row] for row in rows] for column in columns)
+        self.durations = per_rank(graph, durations(graph, self.matches))
+        self.chosen = list(counted(graph))
+
+    def solve(self, known):
+        """(starts, ends) by rank."""
+        return solve(self.graph, self.matches, self.order, known)
+
+    def iteration_ns(self, end):
+        """float[all iterations]: from the last node's end to the next last node's, mean over ranks; NaN for the first.
+
+        A mark ends with the host's part of an iteration: the device's work may still be under way, and belongs to it.
+        """
+        count, times = self.graph.iterations(), []
+        for program, mine in zip(self.programs, end, strict=True):
+            ends = [mine[program.segment == k].max() for k in range(count)]
+            times.append(np.diff(np.array(ends, float), prepend=np.nan))
+        return np.mean(times, axis=0)
+
+
+def per_rank(graph, known):
+    """A copy of durations with a row for every rank, to be changed."""
+    columns = {
+        name: [getattr(known, name)[row].copy() for row in known.row] for name in ("own", "tail", "spread", "source")
+    }
+    return replace(known, row=np.arange(graph.world_size, dtype=np.int32), **columns)
+
+
+def host_gaps(live, rank):
+    """(nodes of the host's lane, ns between the end of the node before and the start of each): what tracing took."""
+    nodes = np.flatnonzero(live.programs[rank].lane == HOST_LANE)
+    start, end = live.start[rank][nodes], live.end[rank][nodes]
+    gaps = np.append(0, start[1:] - end[:-1])
+    unknown = (start == UNKNOWN) | np.append(True, end[:-1] == UNKNOWN)
+    return nodes, np.where(unknown, 0, np.maximum(gaps, 0))
+
+
+def with_tracing_cost(live):
+    """Durations in which the host's spans also take the gaps beside them: of a traced run, not of the program.
+
+    A gap belongs to the span that follows; what lies before an operation is handed over, to the span before.
+    Also, by rank, the ns at the front of each node that are such a gap.
+    """
+    known, front = per_rank(live.graph, live.durations), [np.zeros(len(program), np.int64) for program in live.programs]
+    for rank, program in enumerate(live.programs):
+        nodes, gaps = host_gaps(live, rank)
+        compute = program.kind[nodes] == Kind.COMPUTE
+        own, after = known.own[rank], np.append(gaps[1:], 0)  # the gap that follows each of `nodes`
+        ahead = np.where(compute, np.minimum(_before_issue(live, rank)[nodes], after), 0)
+        ahead[:-1] = np.where(compute[1:] | ~compute[:-1], ahead[:-1], after[:-1])
+        front[rank][nodes[1:]] = np.where(compute[1:], gaps[1:] - ahead[:-1], 0)
+        own[nodes] += ahead
+        own += front[rank]
+    return known, front
+
+
+def _before_issue(live, rank):
+    """By node: ns from its end until the first operation that it issued was handed over."""
+    program, end, issued = live.programs[rank], live.end[rank], live.issued[rank]
+    source, target = program.edges.T
+    chosen = (program.kind[target] == Kind.COMM) & (issued[target] != UNKNOWN) & (end[source] != UNKNOWN)
+    chosen &= program.lane[source] == HOST_LANE
+    least = np.full(len(end), np.iinfo(np.int64).max)
+    np.minimum.at(least, source[chosen], issued[target[chosen]] - end[source[chosen]])
+    return np.where(least == np.iinfo(np.int64).max, 0, np.maximum(least, 0))
+
+
+def tracing_cost(live):
+    """(ns a traced operation, operations an iteration, percent of an iteration): medians over iterations and ranks."""
+    each, counts, shares = [], [], []
+    times = live.iteration_ns(live.end)
+    for rank, program in enumerate(live.programs):
+        nodes, gaps = host_gaps(live, rank)
+        for k in live.chosen:
+            spent = gaps[program.segment[nodes] == k].sum()
+            counts.append(np.sum((program.segment == k) & (program.kind != Kind.COMPUTE)))
+            each.append(spent / max(counts[-1], 1))
+            shares.append(100 * spent / times[k])
+    return float(np.median(each)), float(np.median(counts)), float(np.median(shares))
+
+
+def consistency(live, known, front=None):
+    """How far the solve with `known` is from what was measured, in percent of an iteration.
+
+    Starts are aligned once, at the start of the first counted iteration. A communication starts when it is ready: then
+    it arrives. `front`: see with_tracing_cost.
+    """
+    starts, ends = live.solve(known)
+    if front is not None:
+        starts = [start + gap for start, gap in zip(starts, front, strict=True)]
+    measured, solved = live.iteration_ns(live.end)[live.chosen], live.iteration_ns(ends)[live.chosen]
+    off = 100 * (solved / measured - 1)
+    comm, every, within = [], [], []
+    shift = _shift(live, starts, live.chosen[0])
+    shifts = {k: _shift(live, starts, k) for k in live.chosen}
+    for rank, program in enumerate(live.programs):
+        is_comm = program.kind == Kind.COMM
+        seen = np.where(is_comm, live.ready[rank], live.start[rank])
+        inside = np.isin(program.segment, live.chosen) & (seen != UNKNOWN)
+        gap = seen - starts[rank]
+        every.append(np.abs(gap - shift)[inside])
+        comm.append(np.abs(gap - shift)[inside & is_comm])
+        local = np.array([shifts.get(k, 0) for k in program.segment.tolist()])
+        within.append(np.abs(gap - local)[inside & is_comm])
+    scale = 100 / np.median(measured)
+    comm, every, within = (scale * np.concatenate(parts) for parts in (comm, every, within))
+    return {
+        "iteration, largest error": float(np.abs(off).max()),
+        "iteration, mean error": float(off.mean()),
+        "start of communication, largest": float(comm.max()),
+        "start of communication, median": float(np.median(comm)),
+        "start of any node, largest": float(every.max()),
+        "start of any node, median": float(np.median(every)),
+        "start of communication, largest, each iteration aligned": float(within.max()),
+    }
+
+
+def unexplained(live):
+    """What waits take after the last of what the graph says they wait for, percent of an iteration: the median over the
+    counted iterations, of the worst rank. A solve gives any time back that is put into a node; here a lost edge shows."""
+    times, shares = live.iteration_ns(live.end), []
+    for rank, program in enumerate(live.programs):
+        own = np.where(program.kind == Kind.WAIT, live.durations.own[rank], 0)
+        shares.append(np.median([100 * own[program.segment == k].sum() / times[k] for k in live.chosen]))
+    return float(max(shares))
+
+
+def _shift(live, starts, k):
+    """Measured less solved start of iteration k's first node, mean over ranks."""
+    firsts = [np.flatnonzero(program.segment == k)[0] for program in live.programs]
+    return np.mean([live.start[r][first] - starts[r][first] for r, first in enumerate(firsts)])
+
+
+def alike(live):
+    """The iterations, warm-up included, that are the same program as most of the counted ones on every rank; and for
+    each rank their nodes, int[iterations, places]."""
+    count, found = live.graph.iterations(), []
+    for program in live.programs:
+        words = np.stack([program.columns[name].astype(np.int64) for name in WORD])
+        each = [words[:, program.segment == k].tobytes() for k in range(count)]
+        usual = Counter(each[k] for k in live.chosen).most_common(1)[0][0]
+        found.append({k for k in range(count) if each[k] == usual})
+    iterations = sorted(set.intersection(*found))
+    nodes = [np.array([np.flatnonzero(p.segment == k) for k in iterations]) for p in live.programs]
+    return iterations, nodes
+
+
+class Prediction:
+    """A model made of the undelayed iterations alone, and what it says of the delayed ones."""
+
+    def __init__(self, live, classes):
+        self.live, self.classes = live, classes
+        self.traced, _ = with_tracing_cost(live)
+        self.iterations, self.nodes = alike(live)
+        self.kind = np.array(self.iterations) % len(classes)
+        self.usable = np.isin(self.iterations, live.chosen)
+        for j in range(len(classes)):
+            if not (self.usable & (self.kind == j)).any():
+                raise ValueError(
+                    f"no usable iteration of delay class {j}: {len(self.iterations)} are alike; more --steps"
+                )
+        self.measured = self.effects(live.end)
+        self.places = [self.delayed(j) for j in range(len(classes))]
+
+    def dropped(self):
+        """How many counted iterations are another program than the others."""
+        return len(self.live.chosen) - int(self.usable.sum())
+
+    def middle(self, name, rank, j):
+        """Median of durations' column over the iterations of class j, by place."""
+        return np.median(getattr(self.traced, name)[rank][self.nodes[rank][self.usable & (self.kind == j)]], axis=0)
+
+    def effects(self, end):
+        """(undelayed iteration, ns; by class what is added to it, ns): medians."""
+        times = self.live.iteration_ns(end)[self.iterations]
+        medians = [np.median(times[self.usable & (self.kind == j)]) for j in range(len(self.classes))]
+        return medians[0], np.array(medians) - medians[0]
+
+    def delayed(self, j):
+        """(rank, place, growth in ns, delay) of each delay of class j: the spans that grew the most on the lanes that
+        the delay is on. Backward meets the last layer first."""
+        found = []
+        for rank in sorted({delay.rank for delay in self.classes[j]}):
+            growth = self.middle("own", rank, j) - self.middle("own", rank, 0)
+            for device in (False, True):
+                lanes = self.lanes(rank, device)
+                mine = [delay for delay in self.classes[j] if delay.rank == rank and self.on_device(delay) == device]
+                largest = np.sort(np.argsort(np.where(lanes, growth, -np.inf))[::-1][: len(mine)])
+                mine.sort(key=lambda delay: -delay.layer)
+                found += [(rank, place, growth[place], delay) for place, delay in zip(largest, mine, strict=True)]
+        return found
+
+    def on_device(self, delay):
+        """Without streams, what is meant for the device delays the host."""
+        return delay.where == "gpu" and any(name.startswith("stream") for name in self.live.graph.lanes)
+
+    def lanes(self, rank, device):
+        """Which places are spans of a stream, or of the host."""
+        program, first = self.live.programs[rank], self.nodes[rank][0]
+        names = np.array([name.startswith("stream") for name in self.live.graph.lanes])
+        lane = program.lane[first]
+        return (program.kind[first] == Kind.COMPUTE) & (names[lane] if device else lane == HOST_LANE)
+
+    def model(self, amount, explained=False):
+        """Durations of all iterations: medians of the undelayed ones, with `amount(growth, delay)` ns added at each
+        delay; `explained`: instead with the spans of their own class, which contention has changed."""
+        known = per_rank(self.live.graph, self.traced)
+        for rank, nodes in enumerate(self.nodes):
+            spans = self.live.programs[rank].kind[nodes[0]] == Kind.COMPUTE
+            for j in range(len(self.classes)):
+                own = self.middle("own", rank, 0)
+                if explained:
+                    own = np.where(spans, self.middle("own", rank, j), own)
+                else:
+                    for owner, place, growth, delay in self.places[j]:
+                        own[place] += amount(growth, delay) if owner == rank else 0
+                known.own[rank][nodes[self.kind == j]] = np.rint(own)
+            known.tail[rank][nodes] = np.rint(self.middle("tail", rank, 0))
+        return known
+
+    def predictions(self):
+        """By name of the predictor: what each class adds to an iteration, ns; class 0 first."""
+        given = self.model(lambda _, delay: 1e6 * delay.ms)
+        solved = {
+            "as given": given,
+            "as measured": self.model(lambda growth, _: growth),
+            "contention explained": self.model(None, explained=True),
+        }
+        found = {name: self.effects(self.live.solve(known)[1])[1] for name, known in solved.items()}
+        found["null: sum"] = np.array([1e6 * sum(delay.ms for delay in items) for items in self.classes])
+        found["null: no waits"] = self.effects(without_waits(self.live, given)[1])[1]
+        return found
+
+
+def without_waits(live, known):
+    """Solve as if no stream waited for another (without streams: as if the host waited for no communication)."""
+    streams = np.array([name.startswith("stream") for name in live.graph.lanes])
+    programs = []
+    for program in live.graph.programs:
+        source, target = program.edges.T
+        lane = program.lane[target]
+        waits = (program.kind[target] == Kind.WAIT) & (program.lane[source] != HOST_LANE)
+        waits &= streams[lane] if streams.any() else lane == HOST_LANE
+        programs.append(replace(program, edges=program.edges[~waits]))
+    graph = replace(live.graph, programs=programs)
+    return solve(graph, live.matches, dependency_order(graph, live.matches), known)

@@ -1,0 +1,94 @@
+"""With ``prism-record --live`` a program computes what it computes alone, bit for bit, with its real backends."""
+
+import configparser
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+import torch
+
+from tests.tools import ROOT, command, environment, program
+
+LIMIT = 300  # seconds for one run, far more than any needs
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 CUDA devices")
+
+
+def with_entry_point(folder):
+    """PYTHONPATH with these sources, and with the entry point that they declare, whatever is installed."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    metadata = folder / "prism_tools-0.dist-info"
+    metadata.mkdir()
+    (metadata / "entry_points.txt").write_text(f"[torch.backends]{setup['options.entry_points']['torch.backends']}\n")
+    return f"{folder}:{ROOT}"
+
+
+def lines_of(folder, world, options, *before):
+    """Lines of every rank, {rank: [line, …]}, of the suite under torchrun, itself run by the command ``before``."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    done = subprocess.run(
+        [*before, *torchrun, program("live_suite.py"), "--out", str(folder / "lines"), *options],
+        cwd=folder,
+        env=environment(OMP_NUM_THREADS="1", PYTHONPATH=with_entry_point(folder)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return {rank: (folder / f"lines.{rank}").read_text().splitlines() for rank in range(world)}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Function of (world, *options) that gives the lines of the program alone, those of the traced one, and its graph."""
+
+    @cache
+    def run(world, *options):
+        alone, traced = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("traced")
+        graph = traced / "live.h5"
+        tool = command("record", "--live", "-q", "-o", graph, "--")
+        return lines_of(alone, world, options), lines_of(traced, world, options, *tool), graph
+
+    return run
+
+
+def differences(alone, traced):
+    """Each line that only one of two runs has: "rank R -line" (alone) or "rank R +line" (traced)."""
+    found = []
+    for rank, expected in alone.items():
+        got = traced[rank]
+        found += [f"rank {rank} -{line}" for line in expected if line not in got]
+        found += [f"rank {rank} +{line}" for line in got if line not in expected]
+    return found
+
+
+MODES = [
+    pytest.param(4, ["--backend", "gloo"], 250, id="gloo"),
+    pytest.param(2, ["--backend", "nccl"], 240, id="nccl", marks=needs_two_gpus),
+    pytest.param(2, ["--backend", "nccl", "--eager"], 240, id="nccl-eager", marks=needs_two_gpus),
+    pytest.param(2, ["--backend", "mixed"], 240, id="mixed", marks=needs_two_gpus),
+]
+
+
+@pytest.mark.parametrize(("world", "options", "least"), MODES)
+def test_every_use(world, options, least, runs):
+    """``least``: cases, so that a suite that ended early cannot pass."""
+    alone, traced, _ = runs(world, *options)
+    assert differences(alone, traced) == []
+    assert traced == alone
+    cases = [line.partition(": ")[0] for line in alone[0]]
+    assert len(cases) == len(set(cases)) >= least and cases[-1] == "end"
+    for lines in alone.values():
+        assert [line.partition(": ")[0] for line in lines] == cases
+        assert sum("Error: " in line for line in lines) < len(cases) / 4  # what a backend refuses
+
+
+@pytest.mark.parametrize(("world", "options", "least"), MODES)
+def test_its_graph(world, options, least, runs):
+    """Each case but those that are refused at once left nodes."""
+    graph = file.read(runs(world, *options)[2])
+    assert problems(graph) == []
+    assert (graph.stage, len(graph.ranks.program)) == ("sliced", world)
+    assert all(program.op.size > 3 * least for program in graph.programs)
