@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import pickle
 import sys
 import time
 from pathlib import Path
@@ -139,6 +138,8 @@ class LiveSession:
         """Stop tracing and leave the shard; the program goes on."""
         if self._written or self.rank < 0 or os.getpid() != self._pid:
             return
+        from prism_tools.capture import shard
+
         self._written, self.tracing = True, False
         trace = self.tracer.export(self.rank, [ranks for _, _, ranks in self.slots])
         trace["slots"] = list(self.slots)
@@ -146,9 +147,7 @@ class LiveSession:
         if self._device is not None:
             trace.update(self._device.stop())
         trace.update(facts(self.rank, self.world_size))
-        part = self._folder / f".{self.rank}.part"
-        part.write_bytes(pickle.dumps(trace))
-        part.rename(self._folder / f"{self.rank}.shard")
+        shard.write(trace, self._folder / f"{self.rank}.shard")
 
 
 def facts(rank: int, world_size: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from prism_tools.capture import shard
 from prism_tools.capture.lanes import with_lanes
 from prism_tools.capture.live import FOLDER, HOLD, STOP
 from prism_tools.capture.server import Group
@@ -47,9 +47,8 @@ def record_live(options: argparse.Namespace) -> int:
     )  # beside it: every node can write there
     try:
         status = run_command(options.command, live_environment(folder, options))
-        traces = read_shards(folder)
         try:
-            graph = live_graph(traces, options)
+            graph = live_graph(read_shards(folder), options)
         except PrismError as problem:
             if status:
                 raise PrismError(f"the command ended with status {status}; {problem}", status=status) from None
@@ -97,7 +96,7 @@ def run_command(command: list[str], environment: dict[str, str]) -> int:
 
 def read_shards(folder: str) -> dict[int, dict[str, Any]]:
     """The ranks' traces, nodes on all lanes. PrismError if there is none or some are missing."""
-    shards = [pickle.loads(path.read_bytes()) for path in Path(folder).glob("*.shard")]
+    shards = [shard.read(path) for path in Path(folder).glob("*.shard")]
     if not shards:
         raise PrismError(
             "no rank left a trace: install prism-tools in the program's own Python, "

@@ -90,3 +90,26 @@ def test_empty_graph_has_an_empty_order():
 def test_long_programs_need_no_recursion():
     graph = build(2, {"w": [0, 1]}, lambda rank: [compute(), comm("barrier", "w")] * 3000)
     assert len(order_of(graph).steps) == 2 * 6000 + 3000
+
+
+def test_the_operations_of_a_batch_run_together_on_a_queue():
+    """Rank 0's batch sends to 1 and receives from 1; were it a queue, the pairs would wait for each other."""
+    pair = [0, 1]
+    steps = {
+        0: [("send", 1), ("recv", 1)],
+        1: [("send", 0), ("recv", 0)],
+    }
+    graph = build(
+        2,
+        {"world": pair},
+        lambda rank: [
+            compute(),
+            *(comm(op, "world", 8, peer=peer, is_async=True, name=op, batch=0) for op, peer in steps[rank]),
+            comm("all_reduce", "world", 8, is_async=True, name="after"),
+            wait("after"),
+        ],
+    )
+    graph.lanes[1] = "nccl 0"
+    order = dependency_order(graph, find_matches(graph))
+    preds = [sorted(order.preds[node].tolist()) for node in range(len(graph.program_of(0)))]
+    assert preds == [[], [0], [0], [0, 1, 2], [0, 3]]

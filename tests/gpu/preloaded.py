@@ -1,0 +1,113 @@
+"""Run by test_stamp.py with the stamp library preloaded and the stand-in for the CUDA runtime as argument: what the library
+makes of a program's calls. Prints JSON: name -> result of each function here."""
+
+import ctypes
+import json
+import sys
+import time
+
+import numpy as np
+
+from prism_tools.gpu.stamp import Stamps
+
+runtime = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+program = ctypes.CDLL(None)  # finds what a program would: the preloaded names first
+for name in ("cudaEventRecord", "cudaEventRecordWithFlags", "cudaStreamWaitEvent", "cudaEventSynchronize"):
+    getattr(program, name).argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_uint] if "Sync" not in name else [ctypes.c_void_p]
+program.cudaEventRecord.argtypes = [ctypes.c_void_p] * 2
+program.cudaStreamSynchronize.argtypes = [ctypes.c_void_p]
+BAD = 0xBAD
+
+
+def event():
+    made = ctypes.c_void_p()
+    runtime.cudaEventCreate(ctypes.byref(made))
+    return made.value
+
+
+def count(name):
+    return ctypes.c_int.in_dll(runtime, name).value
+
+
+def off():
+    """Nothing is logged, everything passes."""
+    statuses = [program.cudaEventRecord(event(), 1), program.cudaEventRecordWithFlags(event(), 1, 5)]
+    return [*statuses, program.cudaStreamWaitEvent(1, event(), 0), count("records"), count("waits"), *stamps.used()]
+
+
+def logged():
+    """Kinds, streams and whether stamped, of one of everything."""
+    stamps.reserve(4096, 4096)
+    stamps.start()
+    first, second = event(), event()
+    program.cudaEventRecord(first, 1)  # 1 is another name of 0
+    program.cudaEventRecordWithFlags(second, 0x20, 0)
+    program.cudaStreamWaitEvent(0x30, first, 0)
+    program.cudaStreamSynchronize(0x20)
+    program.cudaEventSynchronize(first)
+    program.cudaDeviceSynchronize()
+    return len(rows()), rows()
+
+
+def operation():
+    """An asynchronous operation's own calls: the caller's stream is handed over without a stamp, the backend's end has one."""
+    before = time.monotonic_ns()
+    begin = len(rows())
+    stamps.call(0x20, 7, 1, before)
+    handed, end = event(), event()
+    program.cudaEventRecord(handed, 0x20)
+    program.cudaStreamWaitEvent(0x40, handed, 0)
+    program.cudaEventRecord(end, 0x40)
+    stamps.leave(0x20, 7, time.monotonic_ns())
+    stamps.call(0x20, 8, 0, before)
+    stamps.leave(0x20, 8, time.monotonic_ns())
+    return rows()[begin:]
+
+
+def errors():
+    """The program gets the runtime's own error; ours is forgotten."""
+    forgotten = count("errors_forgotten")
+    statuses = [program.cudaEventRecord(event(), BAD), program.cudaStreamSynchronize(BAD)]
+    return [*statuses, count("errors_forgotten") - forgotten, rows()[-1][2]]
+
+
+def capture():
+    """While a graph is captured nothing is added to it."""
+    begin = len(rows())
+    program.cudaStreamBeginCapture(ctypes.c_void_p(0x20), 0)
+    inside = stamps.capturing()
+    program.cudaEventRecord(event(), 0x20)
+    program.cudaStreamEndCapture(ctypes.c_void_p(0x20), ctypes.byref(ctypes.c_void_p()))
+    return [inside, stamps.capturing(), len(rows()) - begin]
+
+
+def hold():
+    """The stand-in runs a stream's functions at once, so that a hold lasts for its limit."""
+    before = time.monotonic_ns()
+    stamps.hold(0x20, 20_000_000)
+    held = time.monotonic_ns() - before
+    stamps.hold(0x20, 0)
+    return [held >= 20_000_000, time.monotonic_ns() - before - held < 20_000_000]
+
+
+def read():
+    """Stamps are on the host's clock: between the call and its return."""
+    stamps.stop()
+    log, times, error = stamps.read()
+    stamped = log[log["stamp"] >= 0]
+    at = times[stamped["stamp"]]
+    near = np.all((at >= stamped["before"] - error - 1000) & (at <= stamped["issued"] + error + 1000))
+    return [bool(near), bool(np.all(log["before"] <= log["issued"])), len(stamped) > 5]
+
+
+def rows():
+    log = np.zeros(stamps.used()[0], stamps_dtype)
+    stamps._lib.prism_copy_rows(log.ctypes.data_as(ctypes.c_void_p))
+    return [[int(row["kind"]), int(row["stream"]), int(row["stamp"] >= 0), int(row["node"])] for row in log]
+
+
+if __name__ == "__main__":
+    from prism_tools.gpu.stamp import ROW as stamps_dtype
+
+    stamps = Stamps()
+    print(json.dumps({check.__name__: check() for check in (off, logged, operation, errors, capture, hold, read)}))
