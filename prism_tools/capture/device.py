@@ -36,6 +36,7 @@ class Device:
         self._device = torch.cuda.current_device()
         self._stream = torch._C._cuda_getCurrentRawStream
         self._last = (0, 0)
+        self._refused = ""
         self._held = False
         self._marked = monotonic_ns()
         self._stamps.reserve(FIRST_ROWS, FIRST_EVENTS)
@@ -46,7 +47,8 @@ class Device:
     ) -> Any:
         """Trace ``real(*args, **kwargs)``; returns what it returns: C++ waits on the backend's own Work."""
         tracer, stamps = self._tracer, self._stamps
-        self._refuse_capture()
+        if self._captured():
+            return real(*args, **kwargs)
         if open_group is not None:
             tracer.batch = open_group.batch
             node = tracer.operation(call, slot, DEVICE_LANE, called)
@@ -68,9 +70,10 @@ class Device:
         stamps.leave(stream, node, entered)
         return result
 
-    def begin_coalescing(self) -> Coalescing:
-        """The program opens a group."""
-        self._refuse_capture()
+    def begin_coalescing(self) -> Coalescing | None:
+        """The program opens a group. None: not to be traced."""
+        if self._captured():
+            return None
         before = monotonic_ns()
         opened = Coalescing(self._tracer.batches, before)
         self._tracer.batches += 1
@@ -102,10 +105,11 @@ class Device:
             self._stamps.hold(self._stream(self._device), 0)
         torch.cuda.synchronize(self._device)
         rows, stamps, error = self._stamps.read()
-        return {"rows": rows, "stamps": stamps, "device_error": error}
+        return {"rows": rows, "stamps": stamps, "device_error": error, "refused": self._refused}
 
-    def _refuse_capture(self) -> None:
-        if self._stamps.capturing():
-            raise RuntimeError(
-                "prism: communication inside a CUDA graph cannot be traced; run the program without CUDA graphs"
-            )
+    def _captured(self) -> bool:
+        """Whether the program is making a CUDA graph: the program goes on, but there will be no graph of it."""
+        if not self._stamps.capturing():
+            return False
+        self._refused = "a CUDA graph holds communication, which live capture cannot time; run without CUDA graphs"
+        return True

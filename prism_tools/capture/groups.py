@@ -300,6 +300,9 @@ def _traced(name: str) -> Any:
     return method
 
 
+# Programs print groups, in torch's own errors too: let them read what they would without us.
+TracedGroup.__name__, TracedGroup.__qualname__, TracedGroup.__module__ = "ProcessGroup", "ProcessGroup", c10d.__name__
+
 for _name in METHODS:
     if hasattr(ProcessGroup, _name):
         setattr(TracedGroup, _name, _traced(_name))

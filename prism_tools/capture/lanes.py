@@ -77,9 +77,10 @@ class _Builder:
         self.edges += [(source, node) for source in sources if source >= 0]
 
     def host_span(self, until: int) -> None:
-        """The host computed until it called."""
-        start = min(self.resumed, until)
-        self.host = self.add(Kind.COMPUTE, HOST_LANE, -1, start, start, start, until)
+        """The host computed until it called. Within a call of the host's own (gloo, on a device's tensors) it did not."""
+        if until < self.resumed:
+            return
+        self.host = self.add(Kind.COMPUTE, HOST_LANE, -1, self.resumed, self.resumed, self.resumed, until)
         self.resumed = until
 
     def stream(self, handle: int) -> _Stream:
@@ -143,7 +144,7 @@ class _Builder:
             lane.last, lane.end = node, self.nodes[node][6]
         for event in opened.events:
             self.event[event] = lane.last
-        self.resumed = row["after"]
+        self.resumed = max(self.resumed, row["after"])
 
     def within(self, opened: _Open, row: Any, at: int) -> None:
         """A row of the backend's own, inside an operation: only what it records matters."""
@@ -162,14 +163,14 @@ class _Builder:
         stream = self.stream(row["stream"])
         self.stream_span(stream, at, row)
         self.event[row["event"]] = self.point(Kind.WAIT, stream, row["before"])
-        self.resumed = row["after"]
+        self.resumed = max(self.resumed, row["after"])
 
     def wait(self, row: Any, at: int) -> None:
         self.host_span(row["before"])
         stream = self.stream(row["stream"])
         self.stream_span(stream, at, row)
         self.point(Kind.WAIT, stream, row["before"], waits_for=self.event.get(row["event"], -1))
-        self.resumed = row["after"]
+        self.resumed = max(self.resumed, row["after"])
 
     def sync_stream(self, row: Any, at: int) -> None:
         self.host_span(row["before"])
@@ -201,7 +202,7 @@ class _Builder:
         stream = self.stream(row["stream"])
         self.stream_span(stream, at, row)
         self.made[row["node"]] = self.point(Kind.MARK, stream, row["before"], source=row["node"])
-        self.resumed = row["after"]
+        self.resumed = max(self.resumed, row["after"])
 
     def host_event(self, source: int, resumes: int) -> None:
         """A node that the tracer made on the host or in gloo's pool."""

@@ -101,7 +101,7 @@ class LiveSession:
             return real(*args, **kwargs)
         return self._on_device().operation(coalescing, call, slot, called, real, args, kwargs)
 
-    def begin_coalescing(self) -> Coalescing:
+    def begin_coalescing(self) -> Coalescing | None:
         """The program opens a group of operations on the device."""
         return self._on_device().begin_coalescing()
 

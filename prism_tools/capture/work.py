@@ -220,10 +220,19 @@ class RealWork(TracedWork):
     def result(self) -> list[torch.Tensor]:
         return self._work.result()
 
+    def synchronize(self) -> None:
+        if self._waited:
+            return self._work.synchronize()
+        self._waited = True
+        entered = time.monotonic_ns()
+        self._work.synchronize()
+        self._session.tracer.waited(self._node, entered, False)
+
     def source_rank(self) -> int:
         return self._work.source_rank()
 
-    _source_rank = source_rank
+    def _source_rank(self) -> int:
+        return self._work._source_rank()
 
     def get_future(self) -> torch.futures.Future:
         if self._future is None:

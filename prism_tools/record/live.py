@@ -108,6 +108,9 @@ def read_shards(folder: str) -> dict[int, dict[str, Any]]:
         raise PrismError(
             f"ranks {ranks_text(missing)} left no trace: they were killed, or another node cannot write here"
         )
+    for rank, trace in sorted(traces.items()):
+        if trace.get("refused"):
+            raise PrismError(f"rank {rank}: {trace['refused']}")
     return {rank: with_lanes(trace) if "rows" in trace else trace for rank, trace in sorted(traces.items())}
 
 

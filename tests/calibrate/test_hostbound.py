@@ -12,7 +12,9 @@ LATE, NOW = 10 * AT_ONCE, AT_ONCE // 2  # after its issue
 
 def program(iterations):
     """Iterations of a host's span and two spans of a stream."""
-    columns = {name: np.full(3 * iterations, -1, dtype if dtype != "u1" else "i2") for name, dtype in NODE_COLUMNS.items()}
+    columns = {
+        name: np.full(3 * iterations, -1, dtype if dtype != "u1" else "i2") for name, dtype in NODE_COLUMNS.items()
+    }
     columns["kind"][:] = Kind.COMPUTE
     columns["lane"] = np.array([HOST, STREAM, STREAM] * iterations)
     columns["segment"] = np.repeat(np.arange(iterations), 3)

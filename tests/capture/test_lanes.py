@@ -202,7 +202,9 @@ def test_operations_run_on_the_lanes_that_they_are_known_to_use(live):
 def test_iterations_have_the_same_nodes(live):
     _, graph = live
     for program in graph.programs:
-        words = [np.stack([program.columns[c][program.segment == k] for c in ("kind", "op", "lane")]) for k in (2, 3, 4)]
+        words = [
+            np.stack([program.columns[c][program.segment == k] for c in ("kind", "op", "lane")]) for k in (2, 3, 4)
+        ]
         assert all(np.array_equal(words[0], word) for word in words[1:])
 
 

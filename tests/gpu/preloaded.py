@@ -13,7 +13,9 @@ from prism_tools.gpu.stamp import Stamps
 runtime = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 program = ctypes.CDLL(None)  # finds what a program would: the preloaded names first
 for name in ("cudaEventRecord", "cudaEventRecordWithFlags", "cudaStreamWaitEvent", "cudaEventSynchronize"):
-    getattr(program, name).argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_uint] if "Sync" not in name else [ctypes.c_void_p]
+    getattr(program, name).argtypes = (
+        [ctypes.c_void_p] * 2 + [ctypes.c_uint] if "Sync" not in name else [ctypes.c_void_p]
+    )
 program.cudaEventRecord.argtypes = [ctypes.c_void_p] * 2
 program.cudaStreamSynchronize.argtypes = [ctypes.c_void_p]
 BAD = 0xBAD

@@ -16,6 +16,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--out", required=True, help="file that gets the lines, with .RANK appended")
 parser.add_argument("--backend", choices=["gloo", "nccl", "mixed"], default="")
 parser.add_argument("--eager", action="store_true", help="init_process_group(device_id=...)")
+parser.add_argument("--skip", default="", help="leave out the case of this name")
 parser.add_argument("--only", default="", help="run only the cases whose names begin so, and say where they fail")
 options = parser.parse_args()
 

@@ -157,7 +157,7 @@ class Models:
         return self._sharded(self._mesh())
 
     def fsdp2_mixed_precision(self):
-        return self._sharded(self._mesh(), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+        return self._sharded(self._mesh(), mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32))
 
     def hsdp(self):
         return self._sharded(self._mesh(2, self._world // 2)) if self._world >= 4 else None

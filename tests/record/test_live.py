@@ -147,7 +147,9 @@ def test_no_such_command(tmp_path):
 
 def test_a_command_without_a_process_group(tmp_path):
     status, line = error(tmp_path, [sys.executable, "-c", "import torch"])
-    assert status == 1 and line.startswith("prism-record: no rank left a trace: install prism-tools in the program's own")
+    assert status == 1 and line.startswith(
+        "prism-record: no rank left a trace: install prism-tools in the program's own"
+    )
 
 
 def test_a_command_that_fails_before_it_begins(tmp_path):
