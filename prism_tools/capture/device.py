@@ -1,4 +1,9 @@
-"""Operations of a device's backend: what the tracer says of them to the stamp library, which sees the streams and events."""
+"""Operations of a device's backend: what the tracer says of them to the stamp library, which sees the streams and events.
+
+Python is slow where its code is cold, as it is between a program's thousands of kernels (50 to 90 µs to describe an
+operation, 5 in a loop). So what an operation was is remembered by its place in the iteration, and one that looks the same at
+the same place in the next iteration is traced without a second look.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from typing import Any
 import torch
 
 from prism_tools.capture.calls import Call
-from prism_tools.capture.trace import DEVICE_LANE, Tracer
+from prism_tools.capture.trace import DEVICE_LANE, Described, Tracer
 from prism_tools.gpu.stamp import Stamps
 
 FIRST_ROWS, FIRST_EVENTS = 16384, 8192  # room before the first iteration is over
@@ -21,95 +26,97 @@ class Coalescing:
     """An open group of operations that the backend launches as one (ncclGroup). ``ours``: ns that tracing took meanwhile."""
 
     batch: int
-    before: int
-    called: int = 0
     ours: int = 0
-    nodes: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
 
 
 class Device:
-    """The current CUDA device of this process, from its first traced operation on."""
+    """The current CUDA device of this process, from its first traced operation on.
+
+    ``operations``: what every operation was, by number, as the tracer describes it; ``this``: those of this iteration
+    that may come again, in order, as (key, description, synchronous); ``last``: the same of the iteration before.
+    """
 
     def __init__(self, tracer: Tracer) -> None:
+        self.index = torch.cuda.current_device()
+        self.stream = torch._C._cuda_getCurrentRawStream
+        self.operations: list[Described] = []
+        self.last: list[tuple[Any, Described, bool]] = []
+        self.this: list[tuple[Any, Described, bool]] = []
         self._tracer = tracer
-        self._stamps = Stamps()
-        self._device = torch.cuda.current_device()
-        self._stream = torch._C._cuda_getCurrentRawStream
-        self._last = (0, 0)
+        self._stamps = stamps = Stamps()
+        self.call, self.leave = stamps.call, stamps.leave
+        self._used = (0, 0)
         self._refused = ""
         self._held = False
         self._marked = monotonic_ns()
-        self._stamps.reserve(FIRST_ROWS, FIRST_EVENTS)
-        self._stamps.start()
+        stamps.reserve(FIRST_ROWS, FIRST_EVENTS)
+        stamps.start()
 
     def operation(
         self, open_group: Coalescing | None, call: Call, slot: int, called: int, real: Any, args: tuple, kwargs: dict
     ) -> Any:
         """Trace ``real(*args, **kwargs)``; returns what it returns: C++ waits on the backend's own Work."""
-        tracer, stamps = self._tracer, self._stamps
-        if self._captured():
-            return real(*args, **kwargs)
+        number = len(self.operations)
         if open_group is not None:
-            tracer.batch = open_group.batch
-            node = tracer.operation(call, slot, DEVICE_LANE, called)
-            tracer.batch = -1
-            open_group.nodes.append(node)
-            entered = monotonic_ns()
-            result = real(*args, **kwargs)
-            open_group.ours += entered - called
-            return result
-        node = tracer.operation(call, slot, DEVICE_LANE, called)
-        stream = self._stream(self._device)
-        stamps.call(stream, node, not call.sync, called)
-        entered = monotonic_ns()
+            self._tracer.batch = open_group.batch
+            self.operations.append(self._tracer.describe(call, slot, DEVICE_LANE))
+            self._tracer.batch = -1
+            open_group.numbers.append(number)
+            open_group.ours += monotonic_ns() - called
+            return real(*args, **kwargs)
+        self.operations.append(self._tracer.describe(call, slot, DEVICE_LANE))
+        return self.run(number, call.sync, called, real, args, kwargs)
+
+    def run(self, number: int, sync: bool, called: int, real: Any, args: tuple, kwargs: dict) -> Any:
+        """Run an operation that has been described."""
+        if self.call(self.stream(self.index), number, not sync, called):
+            self._capture()
+            return real(*args, **kwargs)
         try:
             result = real(*args, **kwargs)
         except BaseException:
-            tracer.withdraw(node)
+            self.leave(-1, 0)
             raise
-        stamps.leave(stream, node, entered)
+        self.leave(number, 0)
         return result
+
+    def _capture(self) -> None:
+        """The program makes a CUDA graph of an operation: it goes on, but there will be no graph of it."""
+        self._refused = "a CUDA graph holds communication, which live capture cannot time; run without CUDA graphs"
 
     def begin_coalescing(self) -> Coalescing | None:
         """The program opens a group. None: not to be traced."""
-        if self._captured():
-            return None
-        before = monotonic_ns()
-        opened = Coalescing(self._tracer.batches, before)
+        opened = Coalescing(self._tracer.batches)
         self._tracer.batches += 1
-        self._stamps.call(self._stream(self._device), self._tracer.count, True, before)
-        opened.called = monotonic_ns()
+        if self.call(self.stream(self.index), len(self.operations), True, monotonic_ns()):
+            self._capture()
+            return None
         return opened
 
     def end_coalescing(self, opened: Coalescing) -> None:
         """The backend has launched the group."""
-        node = opened.nodes[0] if opened.nodes else -1
-        self._stamps.leave(self._stream(self._device), node, opened.called + opened.ours)
+        self.leave(opened.numbers[0] if opened.numbers else -1, opened.ours)
 
     def mark(self, node: int, hold: bool) -> None:
         """An optimizer step: tracer's ``node``. Makes room for the next iterations. ``hold``: let the host get ahead of
         the device in the iteration that begins, for no longer than the last one took."""
-        self._stamps.mark(self._stream(self._device), node)
+        self._stamps.mark(self.stream(self.index), node)
+        if self.this:
+            self.last, self.this = self.this, []
         rows, events = used = self._stamps.used()
-        self._stamps.reserve(*(now + AHEAD * (now - before) for now, before in zip(used, self._last, strict=True)))
-        self._last = (rows, events)
+        self._stamps.reserve(*(now + AHEAD * (now - before) for now, before in zip(used, self._used, strict=True)))
+        self._used = (rows, events)
         at = monotonic_ns()
         if hold or self._held:
-            self._stamps.hold(self._stream(self._device), at - self._marked if hold else 0)
+            self._stamps.hold(self.stream(self.index), at - self._marked if hold else 0)
         self._held, self._marked = hold, at
 
     def stop(self) -> dict[str, Any]:
-        """The log, once the device has reached the end of it: {rows, stamps, device_error}."""
+        """The log, once the device has reached the end of it: {rows, stamps, device_error, refused}."""
         self._stamps.stop()
         if self._held:
-            self._stamps.hold(self._stream(self._device), 0)
-        torch.cuda.synchronize(self._device)
+            self._stamps.hold(self.stream(self.index), 0)
+        torch.cuda.synchronize(self.index)
         rows, stamps, error = self._stamps.read()
         return {"rows": rows, "stamps": stamps, "device_error": error, "refused": self._refused}
-
-    def _captured(self) -> bool:
-        """Whether the program is making a CUDA graph: the program goes on, but there will be no graph of it."""
-        if not self._stamps.capturing():
-            return False
-        self._refused = "a CUDA graph holds communication, which live capture cannot time; run without CUDA graphs"
-        return True

@@ -17,7 +17,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup
 
 from prism_tools.capture import session as active
-from prism_tools.capture.calls import METHODS, Call, device_of
+from prism_tools.capture.calls import METHODS, Call, device_of, is_sync
 from prism_tools.capture.work import RealWork, TracedWork
 from prism_tools.graph.schema import Op
 
@@ -98,6 +98,7 @@ class TracedGroup(ProcessGroup):
         self._slots: dict[str, int] = {}
         self._backends: dict[str, str] = {}
         self._coalescing: Coalescing | None = None
+        self._on_device = False  # all its operations run on a device
 
     def slot(self, backend: str = "gloo") -> int:
         """This group's number in the rank's own list, one for each backend; registered on first use."""
@@ -112,6 +113,7 @@ class TracedGroup(ProcessGroup):
         if name is None:
             assert self._inner is not None
             name = self._backends[device] = self._inner._get_backend(torch.device(device)).name().lower()
+            self._on_device = name != "gloo" and [kind.type for kind in self._inner._device_types] == ["cuda"]
         return name
 
     def preferred_device(self) -> str:
@@ -303,9 +305,50 @@ def _traced(name: str) -> Any:
 # Programs print groups, in torch's own errors too: let them read what they would without us.
 TracedGroup.__name__, TracedGroup.__qualname__, TracedGroup.__module__ = "ProcessGroup", "ProcessGroup", c10d.__name__
 
+
+def _quick(name: str, place: int) -> Any:
+    """As _traced, for an operation that programs repeat on a device, with its payload at argument ``place``: one that
+    looks like the one at the same place in the last iteration is not described again (capture/device.py)."""
+    thorough = _traced(name)
+    inner = getattr(ProcessGroup, name)
+    reduces = "reduce" in name
+
+    def method(self: TracedGroup, *args: Any, **kwargs: Any) -> Any:
+        called = monotonic_ns()
+        device = self._session.device
+        if device is None or not self._on_device or len(args) != place + 2 or self._coalescing is not None:
+            return thorough(self, *args, **kwargs)
+        payload = args[place]
+        if not place:
+            payload = payload[0]
+        key = (self, name, payload.numel(), payload.dtype, args[-1].reduceOp.op if reduces else None)
+        at = len(device.this)
+        known = device.last[at] if 0 < at < len(device.last) else None
+        number = len(device.operations)
+        if known is None or known[0] != key:
+            result = thorough(self, *args, **kwargs)
+            if len(device.operations) > number and device.operations[number][1][1] == key[2]:
+                device.this.append((key, device.operations[number], is_sync(args[-1])))
+            return result
+        device.this.append(known)
+        device.operations.append(known[1])
+        return device.run(number, known[2], called, inner, (self._inner, *args), kwargs)
+
+    method.__name__ = name
+    return method
+
+
+_QUICK = {
+    "allreduce": 0,
+    "_allgather_base": 1,
+    "_reduce_scatter_base": 1,
+    "all_gather_single": 1,
+    "reduce_scatter_single": 1,
+}
+
 for _name in METHODS:
     if hasattr(ProcessGroup, _name):
-        setattr(TracedGroup, _name, _traced(_name))
+        setattr(TracedGroup, _name, _quick(_name, _QUICK[_name]) if _name in _QUICK else _traced(_name))
 
 
 def install() -> None:

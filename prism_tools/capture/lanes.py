@@ -46,7 +46,7 @@ class _Open:
     stream: _Stream
     span: int
     host: int
-    called: int
+    issued: int
     ready: int
     end: int = -1
     on: _Stream | None = None
@@ -131,14 +131,14 @@ class _Builder:
         self.host_span(row["before"])
         stream = self.stream(row["stream"])
         span = self.stream_span(stream, at, row)
-        self.open[row["thread"]] = _Open(stream, span, self.host, row["before"], self.nodes[span][6])
+        self.open[row["thread"]] = _Open(stream, span, self.host, row["issued"], self.nodes[span][6])
 
     def leave(self, row: Any, at: int) -> None:
         opened = self.open.pop(row["thread"])
         lane, end = opened.on or opened.stream, opened.end if opened.on else at
         ready = opened.ready if lane is opened.stream else max(opened.ready, lane.end)
         for source in self.members.get(row["node"], [row["node"]] if row["node"] >= 0 else []):
-            node = self.add(Kind.COMM, lane.lane, source, opened.called, ready, ready, end)
+            node = self.add(Kind.COMM, lane.lane, source, opened.issued, ready, ready, end)
             self.made[source] = node
             self.need(node, opened.host, *([] if lane is opened.stream else [opened.span]))
             lane.last, lane.end = node, self.nodes[node][6]
@@ -251,8 +251,10 @@ def _host_events(trace: dict[str, Any], logged: set[int]) -> list[tuple[int, int
 def with_lanes(trace: dict[str, Any]) -> dict[str, Any]:
     """The trace of a rank with a device's log (capture/device.py: ``rows``, ``stamps``) as one without: its nodes on all
     lanes, in the order in which the host called. ``lanes``: their names. Operations that never returned are left out."""
-    rows, stamps = trace["rows"], trace["stamps"]
-    logged = set(rows["node"][np.isin(rows["kind"], (CALL, RETURN, MARK))].tolist())
+    rows, stamps = trace["rows"].copy(), trace["stamps"]
+    operations = np.isin(rows["kind"], (CALL, RETURN)) & (rows["node"] >= 0)
+    rows["node"][operations] += trace["first_operation"]  # the log counts operations, the trace all nodes
+    logged = set(rows["node"][rows["kind"] == MARK].tolist())
     events: list[tuple[int, int, int, int]] = [
         (int(rows["before"][k]), 0, int(rows["kind"][k]), k) for k in range(len(rows))
     ]

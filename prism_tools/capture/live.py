@@ -66,7 +66,7 @@ class LiveSession:
         self._stop_after = stop_after
         self._hold = hold
         self._pid = os.getpid()
-        self._device: Any = None
+        self.device: Any = None
         self._iterations = 0
         self._after_mark = False
         self._written = False
@@ -110,19 +110,19 @@ class LiveSession:
         self._on_device().end_coalescing(opened)
 
     def _on_device(self) -> Any:
-        if self._device is None:
+        if self.device is None:
             from prism_tools.capture.device import Device
 
-            self._device = Device(self.tracer)
-        return self._device
+            self.device = Device(self.tracer)
+        return self.device
 
     def step_done(self) -> None:
         """An optimizer step ended (torch's global hook)."""
         if not self.tracing or os.getpid() != self._pid:
             return
         self.tracer.mark(Op.OPTIMIZER_STEP)
-        if self._device is not None:
-            self._device.mark(self.tracer.count - 1, 0 < self._hold == self._iterations + 1)
+        if self.device is not None:
+            self.device.mark(self.tracer.count - 1, 0 < self._hold == self._iterations + 1)
         self._after_mark = True
 
     def _end_iteration(self) -> bool:
@@ -141,11 +141,13 @@ class LiveSession:
         from prism_tools.capture import shard
 
         self._written, self.tracing = True, False
-        trace = self.tracer.export(self.rank, [ranks for _, _, ranks in self.slots])
+        device, self.device = self.device, None
+        apart = device.operations if device is not None else []
+        trace = self.tracer.export(self.rank, [ranks for _, _, ranks in self.slots], apart)
         trace["slots"] = list(self.slots)
         trace["descriptions"] = [text for _, text in self.slots.values()]
-        if self._device is not None:
-            trace.update(self._device.stop())
+        if device is not None:
+            trace.update(device.stop(), first_operation=self.tracer.count - len(apart))
         trace.update(facts(self.rank, self.world_size))
         shard.write(trace, self._folder / f"{self.rank}.shard")
 

@@ -34,6 +34,7 @@ class Session:
 
     tracing = True
     announces_groups = True
+    device = None
 
     def __init__(
         self, client: Client, rank: int, sandbox: frozenset[int], stop_after: int, issue_cost: dict[int, int] | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Sequence
 from time import monotonic_ns as now
 from typing import Any
 
@@ -12,11 +13,12 @@ import numpy as np
 from prism_tools.capture.calls import Call
 from prism_tools.capture.callsite import CallSites
 from prism_tools.capture.wire import dtype_name
-from prism_tools.graph.schema import DTYPES, HOST_LANE, NODE_COLUMNS, Kind, Op
+from prism_tools.graph.schema import DTYPES, HOST_LANE, NODE_COLUMNS, UNKNOWN, Kind, Op
 
 POOL_LANE = 1  # gloo's thread pool; graph lanes are ["host", "gloo"] on CPU
 DEVICE_LANE = 2  # until the device's log is read (capture/lanes.py): a lane of its own, on a device
 LANES = ["host", "gloo"]
+Described = tuple[tuple[int, ...], tuple[int, int, int], tuple[int, ...]]  # columns, values, splits of an operation
 _DTYPE = {name: index for index, name in enumerate(DTYPES)}
 
 
@@ -82,6 +84,14 @@ class Tracer:
 
     def operation(self, call: Call, slot: int, lane: int, called: int) -> int:
         """The node of an operation alone: no span before it, no edge."""
+        columns, values, splits = self.describe(call, slot, lane)
+        node = self._append(columns, values, called, -1)
+        if splits:
+            self._splits[node] = splits
+        return node
+
+    def describe(self, call: Call, slot: int, lane: int) -> Described:
+        """An operation's columns, values and splits, without making a node of it."""
         payload = call.ins or call.outs
         size = count = 0
         for tensor in payload:
@@ -90,11 +100,11 @@ class Tracer:
             size += elements * tensor.element_size()
         dtype = _DTYPE.get(dtype_name(payload[0].dtype), -1) if payload else -1
         site = self.sites.here()
-        columns = (Kind.COMM, call.op, lane, slot, call.peer, call.root, dtype, call.reduce, self.batch, site)
-        node = self._append(columns, (size, count, call.tag), called, -1)
+        splits: tuple[int, ...] = ()
         if call.op is Op.ALL_TO_ALL:
-            self._splits[node] = call.splits or tuple(t.numel() * t.element_size() for t in (*call.ins, *call.outs))
-        return node
+            splits = call.splits or tuple(t.numel() * t.element_size() for t in (*call.ins, *call.outs))
+        columns = (Kind.COMM, call.op, lane, slot, call.peer, call.root, dtype, call.reduce, self.batch, site)
+        return columns, (size, count, call.tag), splits
 
     def withdraw(self, node: int) -> None:
         """The backend refused the newest operation: it has not happened."""
@@ -163,12 +173,15 @@ class Tracer:
         """An any-source receive was matched with ``peer``."""
         self._columns[_WIDTH * node + _PEER] = peer
 
-    def export(self, rank: int, groups: list[tuple[int, ...]]) -> dict[str, Any]:
+    def export(self, rank: int, groups: list[tuple[int, ...]], apart: Sequence[Described] = ()) -> dict[str, Any]:
         """Everything as numpy arrays: {columns, edges, bytes, count, tag, splits, split_offset, times,
         issue, sites, late}.
 
-        ``groups``: the members of each slot, which make peers relative to this rank.
+        ``groups``: the members of each slot, which make peers relative to this rank. ``apart``: operations described
+        elsewhere (capture/device.py), which become the last nodes, without times.
         """
+        for described, amounts, pieces in apart:
+            self._splits[self._append(described, amounts, UNKNOWN, UNKNOWN)] = pieces
         table = np.array(self._columns, np.int32).reshape(-1, _WIDTH)
         for node in np.flatnonzero(table[:, _PEER] >= 0):
             members = groups[table[node, _SLOT]]

@@ -55,22 +55,20 @@ class Stamps:
         if not hasattr(lib, "prism_call"):
             raise RuntimeError("prism: the stamp library is not loaded; the launcher dropped LD_PRELOAD")
         i64, u64, i32 = ctypes.c_int64, ctypes.c_uint64, ctypes.c_int
-        lib.prism_call.argtypes = (u64, i32, i32, i64)
-        lib.prism_return.argtypes = (u64, i32, i64)
+        lib.prism_python.restype = ctypes.py_object
         lib.prism_mark.argtypes = (u64, i32)
         lib.prism_hold.argtypes = (u64, i64)
         lib.prism_reserve.argtypes = (i64, i64)
         for name in ("prism_reserve", "prism_rows", "prism_events", "prism_lost", "prism_anchor"):
             getattr(lib, name).restype = i64
-        for name in ("prism_call", "prism_return", "prism_mark", "prism_switch", "prism_copy_rows", "prism_hold"):
+        for name in ("prism_mark", "prism_switch", "prism_copy_rows", "prism_hold"):
             getattr(lib, name).restype = None
         self._lib = lib
         self._anchors: list[tuple[int, int, int]] = []
-        self.call = lib.prism_call
-        self.leave = lib.prism_return
+        self.call = lib.prism_python(0)  # (stream, node, asynchronous, called) -> whether a graph is being captured
+        self.leave = lib.prism_python(1)  # (node, ours)
         self.mark = lib.prism_mark
         self.hold = lib.prism_hold
-        self.capturing = lib.prism_capturing
 
     def reserve(self, rows: int, events: int) -> None:
         """Have room for so many rows and events in all."""

@@ -56,7 +56,7 @@ class Log:
         trace = self.tracer.export(0, [(0, 1)])
         trace["times"][:] = 0
         rows = np.array(self.rows, stamp.ROW)
-        made = with_lanes({**trace, "rows": rows, "stamps": np.array(self.stamps, np.int64)})
+        made = with_lanes({**trace, "rows": rows, "stamps": np.array(self.stamps, np.int64), "first_operation": 0})
         needs = [sorted(int(s) for s, t in made["edges"] if t == node) for node in range(len(made["times"]))]
         columns = made["columns"]
         return [

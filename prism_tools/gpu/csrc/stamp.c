@@ -45,7 +45,7 @@ static _Atomic(uint64_t) seen[MAX_STREAMS];
 static _Atomic int n_seen, n_threads;
 static __thread int thread_number = -1, in_call, call_async, recorded_in_call;
 static __thread uint64_t call_stream;
-static __thread int64_t spent; /* our own time within the call */
+static __thread int64_t spent, entered; /* within the call: our own time, and when it began */
 
 static int64_t now(void) {
     struct timespec t;
@@ -310,8 +310,11 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
 
 /* ---- what the tracer calls (prism_tools/gpu/stamp.py) ---- */
 
-/* An operation begins at host time `before` on the caller's stream; `asynchronous`: it will run on another one. */
-void prism_call(uint64_t stream, int32_t node, int asynchronous, int64_t before) {
+/* An operation begins at host time `before` on the caller's stream; `asynchronous`: it will run on another one. Returns
+ * whether a graph is being captured: then nothing is logged. */
+int prism_call(uint64_t stream, int32_t node, int asynchronous, int64_t before) {
+    if (capturing)
+        return 1;
     struct row *row = add(CALL, (cudaStream_t)stream, NULL, before);
     if (row) {
         row->node = node;
@@ -323,21 +326,59 @@ void prism_call(uint64_t stream, int32_t node, int asynchronous, int64_t before)
     call_stream = handle_of((cudaStream_t)stream);
     recorded_in_call = 0;
     spent = 0;
+    entered = now();
     if (row)
-        row->after = now();
+        row->after = entered;
+    return 0;
 }
 
-/* It has returned; `called`: when the real call was entered. If nothing was recorded in it, it ends on the caller's stream. */
-void prism_return(uint64_t stream, int32_t node, int64_t called) {
+/* It has returned; `ours`: ns of it that went to the tracer. If nothing was recorded in it, it ends on the caller's stream.
+ * `node` -1: it was refused. */
+void prism_return(int32_t node, int64_t ours) {
     int64_t returned = now();
+    if (!in_call)
+        return;
     in_call = 0;
-    struct row *row = add(RETURN, (cudaStream_t)stream, NULL, returned);
+    cudaStream_t stream = (cudaStream_t)call_stream;
+    struct row *row = add(RETURN, stream, NULL, returned);
     if (!row)
         return;
     row->node = node;
     if (!recorded_in_call)
-        stamp(row, (cudaStream_t)stream);
-    row->after = now() - (returned - called - spent);
+        stamp(row, stream);
+    row->after = now() - (returned - entered - spent - ours);
+}
+
+/* The same two as Python functions, because a foreign function's call takes longer than all that they do. Their arguments
+ * are integers, and only an interpreter calls them: what they need of it, its stable ABI, may be missing elsewhere. */
+struct method {
+    const char *name;
+    void *(*function)(void *, void *const *, intptr_t);
+    int flags;
+    const char *doc;
+};
+#define METH_FASTCALL 0x80
+extern long long PyLong_AsLongLong(void *) __attribute__((weak));
+extern unsigned long long PyLong_AsUnsignedLongLong(void *) __attribute__((weak));
+extern void *PyLong_FromLong(long) __attribute__((weak));
+extern void *PyCFunction_NewEx(struct method *, void *, void *) __attribute__((weak));
+
+static void *python_call(void *self, void *const *arguments, intptr_t count) {
+    (void)self, (void)count;
+    int captured = prism_call(PyLong_AsUnsignedLongLong(arguments[0]), (int32_t)PyLong_AsLongLong(arguments[1]),
+                              (int)PyLong_AsLongLong(arguments[2]), PyLong_AsLongLong(arguments[3]));
+    return PyLong_FromLong(captured);
+}
+
+static void *python_return(void *self, void *const *arguments, intptr_t count) {
+    (void)self, (void)count;
+    prism_return((int32_t)PyLong_AsLongLong(arguments[0]), PyLong_AsLongLong(arguments[1]));
+    return PyLong_FromLong(0);
+}
+
+void *prism_python(int which) {
+    static struct method methods[] = {{"call", python_call, METH_FASTCALL, NULL}, {"leave", python_return, METH_FASTCALL, NULL}};
+    return PyCFunction_NewEx(&methods[which], NULL, NULL);
 }
 
 /* A point on the caller's stream: an optimizer step. */
@@ -395,8 +436,6 @@ void prism_hold(uint64_t stream, int64_t limit) {
     hold_stream = (cudaStream_t)stream;
     hold(hold_stream);
 }
-
-int prism_capturing(void) { return capturing; }
 
 int64_t prism_rows(void) { return n_rows < cap_rows ? n_rows : cap_rows; }
 
