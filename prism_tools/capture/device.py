@@ -48,7 +48,7 @@ class Device:
         self.call, self.leave = stamps.call, stamps.leave
         self._used = (0, 0)
         self._refused = ""
-        self._held = False
+        self._held = self._learns = False
         self._marked = monotonic_ns()
         stamps.reserve(FIRST_ROWS, FIRST_EVENTS)
         stamps.start()
@@ -100,7 +100,7 @@ class Device:
 
     def mark(self, node: int, hold: bool) -> None:
         """An optimizer step: tracer's ``node``. Makes room for the next iterations. ``hold``: let the host get ahead of
-        the device in the iteration that begins, for no longer than the last one took."""
+        the device in the iteration that begins, for no longer than the last one took; one later, learn from it."""
         self._stamps.mark(self.stream(self.index), node)
         if self.this:
             self.last, self.this = self.this, []
@@ -110,7 +110,9 @@ class Device:
         at = monotonic_ns()
         if hold or self._held:
             self._stamps.hold(self.stream(self.index), at - self._marked if hold else 0)
-        self._held, self._marked = hold, at
+        if self._learns:
+            self._stamps.learn()
+        self._learns, self._held, self._marked = self._held, hold, at
 
     def stop(self) -> dict[str, Any]:
         """The log, once the device has reached the end of it: {rows, stamps, device_error, refused}."""

@@ -8,8 +8,8 @@ that point: its span needs the host's span that led there, too.
   record         a point of the stream (a WAIT for the host's issue); who waits for the event waits for it
   stream waits   a WAIT on that stream, which needs the point, or the operation, whose event it is
   host waits     a WAIT on the host, which needs the points that the stream, the event or the whole device had reached
-  operation      a COMM node on the stream on which its last event was recorded within the call: the caller's own, or one
-                 of the backend's ("nccl n"), where it also follows that lane's operation before it
+  operation      a COMM node on the stream on which the backend recorded its last event: the caller's own, or one of the
+                 backend's ("nccl n"), where it also follows that lane's operation before it
   step           a MARK on the caller's stream
 """
 
@@ -48,9 +48,7 @@ class _Open:
     host: int
     issued: int
     ready: int
-    end: int = -1
-    on: _Stream | None = None
-    events: list[int] = field(default_factory=list)
+    events: list[tuple[int, int]] = field(default_factory=list)  # recorded meanwhile: event, stream
 
 
 class _Builder:
@@ -102,7 +100,7 @@ class _Builder:
         return len(self.lanes) - 1
 
     def stream_span(self, stream: _Stream, reached: int, row: Any) -> int:
-        """What the stream did until it reached a point that the host had issued."""
+        """What the stream did until it reached a point that the host had issued; ``reached`` 0: nothing."""
         start = max(stream.end, self.nodes[stream.launch][6] if stream.launch >= 0 else 0)
         node = self.add(Kind.COMPUTE, stream.lane, -1, row["issued"], start, start, max(reached, row["before"]))
         self.need(node, stream.launch)
@@ -135,28 +133,22 @@ class _Builder:
 
     def leave(self, row: Any, at: int) -> None:
         opened = self.open.pop(row["thread"])
-        lane, end = opened.on or opened.stream, opened.end if opened.on else at
+        lane = self.streams.get(row["stream"]) or self.backend_stream(row["stream"])
         ready = opened.ready if lane is opened.stream else max(opened.ready, lane.end)
         for source in self.members.get(row["node"], [row["node"]] if row["node"] >= 0 else []):
-            node = self.add(Kind.COMM, lane.lane, source, opened.issued, ready, ready, end)
+            node = self.add(Kind.COMM, lane.lane, source, opened.issued, ready, ready, at)
             self.made[source] = node
             self.need(node, opened.host, *([] if lane is opened.stream else [opened.span]))
             lane.last, lane.end = node, self.nodes[node][6]
-        for event in opened.events:
-            self.event[event] = lane.last
+        for event, stream in opened.events:
+            self.event[event] = lane.last if stream == row["stream"] else opened.span
         self.resumed = max(self.resumed, row["after"])
 
     def within(self, opened: _Open, row: Any, at: int) -> None:
-        """A row of the backend's own, inside an operation: only what it records matters."""
-        if row["kind"] != RECORD:
-            return
-        if row["stamp"] < 0:  # handed over to the backend's stream
-            self.event[row["event"]] = opened.span
-            return
-        known = row["stream"] in self.streams
-        opened.on = self.streams[row["stream"]] if known else self.backend_stream(row["stream"])
-        opened.end = at
-        opened.events.append(row["event"])
+        """A row of the backend's own, inside an operation: events on the operation's stream stand for it, others, which
+        hand over to the backend's stream, for what the caller had done."""
+        if row["kind"] == RECORD:
+            opened.events.append((row["event"], row["stream"]))
 
     def record(self, row: Any, at: int) -> None:
         self.host_span(row["before"])

@@ -19,8 +19,8 @@ it holds no times to rely on. If no rank can go on any more, a table says who wa
 With --live the command after -- is a launcher (torchrun, srun, mpiexec) of a real job, on GPUs or
 CPUs: it runs as it is, with its real backends, and the graph holds the measured times of all its
 ranks, ready for prism-calibrate. Each rank's Python needs prism-tools, and GPUs a C compiler once.
-With --warmup 2 or more, the GPUs are held back in the last of these iterations, so that the host
-gets ahead of them: only then can the work of a GPU that waits for its host be told from its wait."""
+With --warmup 4 or more, the GPUs are held back in one of these iterations, so that the host gets
+ahead of them: only then can the work of a GPU that waits for its host be told from its wait."""
 
 EXAMPLES = """prism-record -n 8 -j 2 -o bare.h5 -- train.py --tp 2 --pp 2
 prism-record -n 64 --iterations 3 --tensors none -o bare.h5 -- -m package.train config.toml

@@ -63,7 +63,7 @@ def record_live(options: argparse.Namespace) -> int:
 def live_environment(folder: str, options: argparse.Namespace) -> dict[str, str]:
     """What switches capture on in the command's processes."""
     stop_after = options.warmup + options.iterations if options.iterations else 0
-    added = {FOLDER: folder, STOP: str(stop_after), HOLD: str(options.warmup - 1)}  # the last one that warms up
+    added = {FOLDER: folder, STOP: str(stop_after), HOLD: str(max(options.warmup - 3, 0))}
     if has_gpu():
         added["LD_PRELOAD"] = " ".join(filter(None, [str(stamp.build()), os.environ.get("LD_PRELOAD", "")]))
     return {**os.environ, **added}

@@ -28,6 +28,7 @@ MODES = ("ddp", "fsdp", "tp", "1f1b", "interleaved", "moe", "hostbound", "ddp-qu
 LAYERS = {"cuda": 24, "cpu": 4}
 STAGES = {"1f1b": 1, "interleaved": 2}  # of a rank
 DELAY_MS = {"cuda": 5.0, "cpu": 20.0}
+HOST_BOUND_MS = 25.0  # where the host's own pace varies by 10 ms
 RESULT = re.compile(r"RES (\{[^\n]*\})")
 GOAL = 1.0  # percent of an iteration
 SHOWN = 15  # lines of the log of a run that failed
@@ -51,7 +52,7 @@ class Report:
 
     def write(self, path):
         lines = ["# Live tracing", "", *(f"- {name}: {value}" for name, value in self.facts.items())]
-        lines += ["- (!): misses its goal, or twice the A/A where that is larger"]
+        lines += ["- (!): misses its goal, or twice the A/A (of a delay: its standard error) where that is larger"]
         for title, rows in self.tables.items():
             columns = list(dict.fromkeys(column for row in rows.values() for column in row))
             lines += ["", f"## {title}", "", "| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
@@ -79,7 +80,10 @@ class Bench:
         return [*torchrun, "--standalone", "--nproc-per-node", options.world, PROGRAM, *words]
 
     def run(self, kind, turn=0):
-        """Run the program "untraced", "traced" or "profiled"; returns its RES lines by rank."""
+        """Run the program "untraced", "traced" or "profiled"; returns its RES lines by rank, kept ones if there are any."""
+        kept = self.folder / f"{self.name}.{kind}.{turn}.json"
+        if kept.exists():
+            return {result["rank"]: result for result in json.loads(kept.read_text())}
         progress(f"{self.name}: {kind} run {turn + 1}")
         command = self.program(*(["--profile"] if kind == "profiled" else []))
         if kind == "traced":
@@ -93,6 +97,7 @@ class Bench:
             raise RuntimeError(f"{kind} run: ranks {sorted(found)} of {self.options.world} gave a result; see {log}")
         step = self.step_ms(found)
         progress(f"{self.name}: {kind} {step:.3f} ms a step, {time.monotonic() - began:.0f} s in all")
+        kept.write_text(json.dumps(list(found.values())))
         return found
 
     def graph(self):
@@ -113,6 +118,7 @@ class Bench:
 def delays(mode, options):
     """One delayed rank, two that may or may not hide each other's, and one delayed host."""
     layers, ms = options.layers or LAYERS[options.device], options.delay_ms or DELAY_MS[options.device]
+    ms = HOST_BOUND_MS if mode == "hostbound" and options.device == "cuda" else ms
     early, late = 3 * layers // 4, layers // 4  # in backward
     last = options.world - 1
     if mode in STAGES:
@@ -152,10 +158,12 @@ def measure(bench, report):
         untraced.append(bench.run("untraced", turns - 1))
         profiled = bench.run("profiled")
     note_facts(report, traced)
+    if bench.options.runs_only:
+        return
     spread = overhead(bench, report, untraced, traced, profiled) if untraced else None
     live = Live(bench.graph())
     self_consistency(bench, report, live, spread, untraced)
-    predict(bench, report, live, spread)
+    predict(bench, report, live)
 
 
 def note_facts(report, found):
@@ -204,32 +212,39 @@ def self_consistency(bench, report, live, spread, untraced):
         report.add(table, name, "plain solve against untraced steps", off, "%", GOAL, spread)
 
 
-def predict(bench, report, live, spread):
+def predict(bench, report, live):
     """What the delays did, and what a model of the undelayed iterations says that they would do."""
     model = Prediction(live, bench.classes)
     table = "Prediction of delays: errors in percent of an undelayed iteration"
     progress(f"{bench.name}: {model.dropped()} of {len(live.chosen)} counted iterations are another program")
     base, effect = model.measured
-    found = model.predictions()
+    error, found = model.error(), model.predictions()
     for j in range(1, len(bench.classes)):
         row = f"{bench.name} class {j}"
         report.add(table, row, "undelayed", base / 1e6, "ms")
         told = " ".join(f"{d.rank}:{d.layer}:{d.ms:g}:{d.where}" for d in bench.classes[j])
         report.tables[table][row]["rank:layer:ms:where"] = told
         report.add(table, row, "measured effect", float(effect[j]) / 1e6, "ms")
+        report.add(table, row, "its standard error", float(error[j]) / 1e6, "ms")
         grown = [growth / 1e6 for _, _, growth, _ in model.places[j]]
         report.tables[table][row]["delayed spans grew"] = " ".join(f"{growth:.3f}" for growth in grown) + " ms"
         for name, effects in found.items():
             goal = GOAL if name in ("as given", "as measured") else None
-            report.add(table, row, name, 100 * float(effects[j] - effect[j]) / base, "%", goal, spread)
+            report.add(table, row, name, 100 * float(effects[j] - effect[j]) / base, "%", goal, 100 * error[j] / base)
 
 
 def facts(options):
     """What every table must say; more comes from the first run."""
     found = {"date": time.strftime("%Y-%m-%d"), "ranks": options.world, "steps": options.steps}
+    kept = Path(options.out or "") / "facts.json"
+    if options.out and kept.exists():
+        return json.loads(kept.read_text())
     if options.device == "cuda":
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         found["driver"] = subprocess.run(query, stdout=subprocess.PIPE, text=True).stdout.split("\n")[0]
+    if options.out:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found))
     return found
 
 
@@ -249,6 +264,9 @@ def parse_args():
         help="steps that do not count (default: 12: DDP looks at itself in the first 10)",
     )
     add("--cost", default="ddp,fsdp,hostbound", help="modes that also run untraced and profiled (default: %(default)s)")
+    add(
+        "--runs-only", action="store_true", help="leave the figures to a later call with the same --out, on any machine"
+    )
     add("--repeats", type=int, default=2, help="untraced runs of each of these (default: 2)")
     add("--layers", type=int, help="layers of the model (default: live_gpt.py's)")
     add("--delay-ms", type=float, help="each delay (default: 5 on cuda, 20 on cpu)")

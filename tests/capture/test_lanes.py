@@ -43,8 +43,8 @@ class Log:
         if on != MAIN:
             self.row(stamp.RECORD, MAIN, 99)  # handed over: not stamped
             self.row(stamp.WAIT, on, 99)
-        self.row(stamp.RECORD, on, event, at=end)
-        self.row(stamp.RETURN, node=nodes[0])
+        self.row(stamp.RECORD, on, event)
+        self.row(stamp.RETURN, on, at=end, node=nodes[0])
         self.rows[-1] = (*self.rows[-1][:2], self.rows[-1][0], *self.rows[-1][3:])
 
     def step(self, at):

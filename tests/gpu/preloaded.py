@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from prism_tools.gpu.stamp import Stamps
+from prism_tools.gpu.stamp import PLACE, ROW, Stamps
 
 runtime = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 program = ctypes.CDLL(None)  # finds what a program would: the preloaded names first
@@ -96,6 +96,18 @@ def hold():
     return [held >= 20_000_000, time.monotonic_ns() - before - held < 20_000_000]
 
 
+def known():
+    """What stamping skips, once an iteration's points are known."""
+    places = np.array([(0x20, 0, 1), (0x30, 1, 0), (0x20, 0, 1)], PLACE)
+    stamps._lib.prism_learn(places.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(len(places)))
+    stamps.mark(0x20, 0)
+    begin = len(rows())
+    program.cudaEventRecord(event(), 0x20)
+    program.cudaStreamWaitEvent(0x30, event(), 0)
+    program.cudaEventRecord(event(), 0x50)
+    return rows()[begin:]
+
+
 def read():
     """Stamps are on the host's clock: between the call and its return."""
     stamps.stop()
@@ -107,13 +119,13 @@ def read():
 
 
 def rows():
-    log = np.zeros(stamps.used()[0], stamps_dtype)
+    log = np.zeros(stamps.used()[0], ROW)
     stamps._lib.prism_copy_rows(log.ctypes.data_as(ctypes.c_void_p))
     return [[int(row["kind"]), int(row["stream"]), int(row["stamp"] >= 0), int(row["node"])] for row in log]
 
 
 if __name__ == "__main__":
-    from prism_tools.gpu.stamp import ROW as stamps_dtype
-
     stamps = Stamps()
-    print(json.dumps({check.__name__: check() for check in (off, logged, operation, errors, capture, hold, read)}))
+    print(
+        json.dumps({check.__name__: check() for check in (off, logged, operation, errors, capture, hold, known, read)})
+    )

@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from prism_tools.errors import PrismError
 from prism_tools.gpu import stamp
-from prism_tools.gpu.stamp import CALL, POINT, RECORD, RETURN, SYNC_DEVICE, SYNC_EVENT, SYNC_STREAM, WAIT
+from prism_tools.gpu.stamp import CALL, MARK, POINT, RECORD, RETURN, SYNC_DEVICE, SYNC_EVENT, SYNC_STREAM, WAIT
 
 HERE = Path(__file__).parent
 STAMPED, PLAIN = 1, 0
@@ -55,8 +56,8 @@ def test_an_operation_is_stamped_where_it_begins_and_where_it_ends(results):
         [CALL, 0x20, STAMPED, 7],
         [RECORD, 0x20, PLAIN, -1],
         [WAIT, 0x40, PLAIN, -1],
-        [RECORD, 0x40, STAMPED, -1],
-        [RETURN, 0x20, PLAIN, 7],
+        [RECORD, 0x40, PLAIN, -1],
+        [RETURN, 0x40, STAMPED, 7],
         [CALL, 0x20, STAMPED, 8],
         [RETURN, 0x20, STAMPED, 8],
     ]
@@ -72,6 +73,21 @@ def test_a_capture_is_left_alone(results):
 
 def test_a_hold_ends_by_itself(results):
     assert results["hold"] == [True, True]
+
+
+def test_known_idle_points_are_not_stamped_as_long_as_they_are_the_same(results):
+    """Three points were learnt, the first and the third as idle; then the third is on another stream."""
+    assert results["known"] == [[RECORD, 0x20, PLAIN, -1], [WAIT, 0x30, STAMPED, -1], [RECORD, 0x50, STAMPED, -1]]
+
+
+def test_points_are_idle_where_the_stream_had_nothing_to_do():
+    kinds = [MARK, RECORD, WAIT, CALL, RECORD, RETURN, RECORD, RECORD]
+    streams = [0x20, 0x20, 0x30, 0x20, 0x20, 0x20, 0x20, 0x20]
+    rows = np.zeros(len(kinds), stamp.ROW)
+    rows["kind"], rows["stream"], rows["stamp"] = kinds, streams, [0, 1, 2, 3, -1, 4, 5, 6]
+    at = np.array([0, 2.8, 3, 50, 0, 90, 93, 120]) * 1e3
+    places = stamp._places(rows, at)
+    assert places.tolist() == [(0x20, RECORD, 1), (0x30, WAIT, 0), (0x20, RECORD, 1), (0x20, RECORD, 0)]
 
 
 def test_stamps_are_on_the_hosts_clock(results):

@@ -25,7 +25,7 @@ struct row {
     int64_t issued; /* when our timing event was handed to the driver */
     int64_t after;  /* when it went on, less what we took for ourselves where the call does not block */
     uint64_t stream, event;
-    int32_t kind, stamp; /* stamp: index of our timing event, -1 none */
+    int32_t kind, stamp; /* stamp: index of our timing event, -1 none, -2 known to be where the stream was before */
     int32_t thread, node; /* node: the tracer's, for CALL, RETURN and MARK */
 };
 
@@ -43,8 +43,8 @@ static _Atomic int64_t n_rows, n_events, lost, cap_rows, cap_events;
 #define EVENT(k) (event_chunks[(k) / CHUNK] + (k) % CHUNK)
 static _Atomic(uint64_t) seen[MAX_STREAMS];
 static _Atomic int n_seen, n_threads;
-static __thread int thread_number = -1, in_call, call_async, recorded_in_call;
-static __thread uint64_t call_stream;
+static __thread int thread_number = -1, in_call, call_async;
+static __thread uint64_t call_stream, end_stream; /* the caller's, and the one that the operation runs on */
 static __thread int64_t spent, entered; /* within the call: our own time, and when it began */
 
 static int64_t now(void) {
@@ -150,6 +150,25 @@ static struct row *add(int kind, cudaStream_t stream, cudaEvent_t event, int64_t
     return row;
 }
 
+/* Points at which a stream has done nothing since the one before need no stamp. Which they are is learnt from an iteration,
+ * by their place among its points, and holds as long as kind and stream are the same there. */
+struct place {
+    uint64_t stream;
+    int32_t kind, idle;
+};
+static struct place *_Atomic places;
+static _Atomic int64_t n_places, next_place;
+
+static void stamp_point(struct row *row, cudaStream_t stream) {
+    int64_t k = atomic_fetch_add(&next_place, 1);
+    if (k < n_places && places[k].idle && places[k].kind == row->kind && places[k].stream == row->stream) {
+        row->stamp = -2;
+        return;
+    }
+    stamp(row, stream);
+    remember(row->stream);
+}
+
 /* The end of an entry: `cost` is what the real call took, `spent` what we took. */
 static void leave(struct row *row, int64_t cost) {
     int64_t left = now();
@@ -200,11 +219,10 @@ static cudaError_t recorded(cudaEvent_t event, cudaStream_t stream, unsigned fla
     int64_t before = now();
     struct row *row = add(RECORD, stream, event, before);
     int handed_over = in_call && call_async && handle_of(stream) == call_stream; /* NCCL's stream shall wait for the caller's */
-    if (row && !handed_over) {
-        stamp(row, stream);
-        remember(handle_of(stream));
-        recorded_in_call = 1;
-    }
+    if (in_call && !handed_over)
+        end_stream = handle_of(stream);
+    else if (row && !in_call)
+        stamp_point(row, stream);
     int64_t called = now();
     cudaError_t status = with_flags ? call(event, stream, flags) : real_record(event, stream);
     leave(row, now() - called);
@@ -223,10 +241,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         return call(stream, event, flags);
     int64_t before = now();
     struct row *row = add(WAIT, stream, event, before);
-    if (row && !in_call) {
-        stamp(row, stream);
-        remember(handle_of(stream));
-    }
+    if (row && !in_call)
+        stamp_point(row, stream);
     int64_t called = now();
     cudaError_t status = call(stream, event, flags);
     leave(row, now() - called);
@@ -323,8 +339,7 @@ int prism_call(uint64_t stream, int32_t node, int asynchronous, int64_t before) 
     }
     in_call = 1;
     call_async = asynchronous;
-    call_stream = handle_of((cudaStream_t)stream);
-    recorded_in_call = 0;
+    end_stream = call_stream = handle_of((cudaStream_t)stream);
     spent = 0;
     entered = now();
     if (row)
@@ -332,20 +347,18 @@ int prism_call(uint64_t stream, int32_t node, int asynchronous, int64_t before) 
     return 0;
 }
 
-/* It has returned; `ours`: ns of it that went to the tracer. If nothing was recorded in it, it ends on the caller's stream.
- * `node` -1: it was refused. */
+/* It has returned; `ours`: ns of it that went to the tracer. It ends on the stream on which the backend
+ * recorded its last event, without one on the caller's. `node` -1: it was refused. */
 void prism_return(int32_t node, int64_t ours) {
     int64_t returned = now();
     if (!in_call)
         return;
     in_call = 0;
-    cudaStream_t stream = (cudaStream_t)call_stream;
-    struct row *row = add(RETURN, stream, NULL, returned);
+    struct row *row = add(RETURN, (cudaStream_t)end_stream, NULL, returned);
     if (!row)
         return;
     row->node = node;
-    if (!recorded_in_call)
-        stamp(row, stream);
+    stamp(row, (cudaStream_t)end_stream);
     row->after = now() - (returned - entered - spent - ours);
 }
 
@@ -383,6 +396,7 @@ void *prism_python(int which) {
 
 /* A point on the caller's stream: an optimizer step. */
 void prism_mark(uint64_t stream, int32_t node) {
+    next_place = 0;
     struct row *row = add(MARK, (cudaStream_t)stream, NULL, now());
     if (!row)
         return;
@@ -428,6 +442,17 @@ int64_t prism_reserve(int64_t want_rows, int64_t want_events) {
 
 void prism_switch(int state) { on = state; }
 
+/* From the next step on, `count` points of an iteration are known. */
+int prism_learn(const struct place *known, int64_t count) {
+    struct place *copy = malloc(count * sizeof *copy + 1);
+    if (!copy || places) /* once: other threads may be reading */
+        return -1;
+    memcpy(copy, known, count * sizeof *copy);
+    places = copy;
+    n_places = count;
+    return 0;
+}
+
 /* Hold the caller's stream from now on, each time until the host blocks, `limit` ns at most; 0: no more. */
 void prism_hold(uint64_t stream, int64_t limit) {
     release();
@@ -469,8 +494,10 @@ int prism_elapsed(const int64_t *index, int64_t count, int64_t base, double *ns)
     double passed = 0;
     for (int64_t k = 0; k < count; k++) {
         float ms;
-        if (!elapsed || elapsed(&ms, *EVENT(base), *EVENT(index[k])) != CALL_SUCCESS)
+        if (!elapsed || elapsed(&ms, *EVENT(base), *EVENT(index[k])) != CALL_SUCCESS) {
+            forget_error(); /* not reached yet */
             return -1;
+        }
         ns[k] = passed + ms * 1e6;
         if (ms > 100 || ms < -100) {
             passed = ns[k];
