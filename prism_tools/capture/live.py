@@ -90,14 +90,14 @@ class LiveSession:
 
     def issue(self, call: Call, slot: int, called: int) -> int:
         """Trace an operation on the host."""
-        self._end_iteration()
+        self.end_iteration()
         return self.tracer.comm(call, slot, called)
 
     def on_device(
         self, coalescing: Coalescing | None, call: Call, slot: int, called: int, real: Any, args: tuple, kwargs: dict
     ) -> Any:
         """Trace and run an operation on the device."""
-        if self._end_iteration():
+        if self.end_iteration():
             return real(*args, **kwargs)
         return self._on_device().operation(coalescing, call, slot, called, real, args, kwargs)
 
@@ -125,7 +125,7 @@ class LiveSession:
             self.device.mark(self.tracer.count - 1, 0 < self._hold == self._iterations + 1)
         self._after_mark = True
 
-    def _end_iteration(self) -> bool:
+    def end_iteration(self) -> bool:
         """Count iterations as segments do: one ends with the last step before a communication. Whether the window is over."""
         if self._after_mark:
             self._after_mark = False

@@ -21,7 +21,7 @@ ROW = np.dtype(
      ("kind", "i4"), ("stamp", "i4"), ("thread", "i4"), ("node", "i4")]
 )  # fmt: skip
 PLACE = np.dtype([("stream", "u8"), ("kind", "i4"), ("idle", "i4")])
-IDLE = 4_000  # ns between two stamps of a stream without work between them (measured: 2.2 to 3.2 µs)
+IDLE = 8_000  # ns between two stamps of a stream without work between them (measured: 2 to 3 µs, after a stalled wait 4 to 7)
 TRIES = 30  # comparisons of the clocks, of which the closest counts
 
 
@@ -155,17 +155,24 @@ class Stamps:
 
 def _places(rows: np.ndarray, at: np.ndarray) -> np.ndarray:
     """PLACE of each point (record or wait outside an operation) of an iteration, whose stamps were reached ``at`` ns."""
-    last: dict[int, float] = {}
-    open_calls: set[int] = set()
+    last: dict[int, float] = {}  # stream -> when it was where it is
+    reached: dict[int, float] = {}  # event -> when it was reached
+    recorded: dict[int, list[int]] = {}  # thread with an open operation -> events recorded within it
     found = []
     for row, time in zip(rows, at, strict=True):
-        stream, thread = int(row["stream"]), int(row["thread"])
-        if row["kind"] == CALL:
-            open_calls.add(thread)
-        elif row["kind"] == RETURN:
-            open_calls.discard(thread)
-        elif row["kind"] in (RECORD, WAIT) and thread not in open_calls:
-            found.append((stream, row["kind"], time - last.get(stream, -np.inf) < IDLE))
+        kind, stream, event, thread = (int(row[name]) for name in ("kind", "stream", "event", "thread"))
+        if kind == CALL:
+            recorded[thread] = []
+        elif kind == RETURN:
+            reached.update(dict.fromkeys(recorded.pop(thread, []), time))
+        elif thread in recorded:
+            recorded[thread] += [event] * (kind == RECORD)
+        elif kind in (RECORD, WAIT):
+            found.append((stream, kind, time - last.get(stream, -np.inf) < IDLE))
+            if kind == RECORD:
+                reached[event] = time
+            else:
+                time = max(time, reached.get(event, time))
         if row["stamp"] >= 0:
             last[stream] = time
     return np.array(found, PLACE)
