@@ -112,7 +112,8 @@ def _measure(
 
     ``nodes``: int[N, K]; ``gates``: graph.equations.releases in positions. A member that waits for nobody shows the
     duration on its own clock: the least (end - ready). With one good clock, each member's end is taken from the
-    arrival that releases it; the duration is the least of these, the tails are the differences.
+    arrival that releases it; the duration is the least of these, the tails are the differences. Clocks that are not
+    good enough for the duration still show a tail that is longer than their error.
     """
     size = nodes.shape[1]
     ready = np.array([[measured.ready[run[k]][nodes[:, k]] for k in range(size)] for run in runs], float)
@@ -132,7 +133,8 @@ def _measure(
     typical, _ = middle(lag)
     clocked = (error == 0) | (error <= CLOCK_SHARE * duration)
     duration = np.where(clocked, typical.min(axis=1), duration)
-    tails = np.where(clocked[:, None], typical - duration[:, None], 0)
+    tails = typical - duration[:, None]
+    tails = np.where(clocked[:, None] | (tails > error), np.maximum(tails, 0), 0)
     return duration, tails, spread
 
 

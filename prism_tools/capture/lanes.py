@@ -118,7 +118,7 @@ class _Builder:
         return node
 
     def host_wait(self, start: int, end: int, *sources: int) -> None:
-        ready = max([start, *(self.nodes[source][6] for source in sources if source >= 0)])
+        ready = min(end, max([start, *(self.nodes[source][6] for source in sources if source >= 0)]))
         self.host = self.add(Kind.WAIT, HOST_LANE, -1, start, ready, start, end)
         self.need(self.host, *sorted(set(sources)))
         self.resumed = end

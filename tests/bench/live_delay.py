@@ -17,12 +17,14 @@ class Spin:
     """Spends a given time on the device, or on the host; without a GPU both are the host."""
 
     def __init__(self, device):
+        self.device = device
         self.kernel = torch.cuda._compile_kernel(SPIN, "spin") if device.type == "cuda" else None
         self.gpu(0)  # loads the kernel
 
     def gpu(self, ms):
         if self.kernel is None:
             return self.host(ms)
+        torch.cuda.set_device(self.device)  # autograd's threads begin without the device's context
         return self.kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[round(1e3 * ms)])
 
     def host(self, ms):

@@ -129,23 +129,27 @@ def tracing_cost(live):
 def consistency(live, known, front=None):
     """How far the solve with `known` is from what was measured, in percent of an iteration.
 
-    Starts are aligned once, by the communication of the first counted iteration. A communication starts when it is ready:
-    then it arrives. `front`: see with_tracing_cost.
+    Starts are aligned in each iteration by its communication: what adds up from one to the next is in its time. A
+    communication starts when it is ready: then it arrives. `front`: see with_tracing_cost.
     """
     starts, ends = live.solve(known)
     if front is not None:
         starts = [start + gap for start, gap in zip(starts, front, strict=True)]
     measured, solved = live.iteration_ns(live.end)[live.chosen], live.iteration_ns(ends)[live.chosen]
     off = 100 * (solved / measured - 1)
-    deviation = {"communication": [], "a stream's nodes": [], "the host's nodes": []}
-    shift = _shift(live, starts, live.chosen[0])
+    deviation = {"communication": [], "a stream's points": [], "the host's nodes": []}
+    shifts = {k: _shift(live, starts, k) for k in live.chosen}
     streams = any(name.startswith("stream") for name in live.graph.lanes)
     for rank, program in enumerate(live.programs):
         is_comm, on_host = program.kind == Kind.COMM, (program.lane == HOST_LANE) & streams
-        seen = np.where(is_comm, live.ready[rank], live.start[rank])
+        points = ~on_host & (program.kind != Kind.COMPUTE)  # where a span ends, and the next one can begin
+        at_end = points & ~is_comm
+        seen = np.where(is_comm, live.ready[rank], np.where(at_end, live.end[rank], live.start[rank]))
+        told = np.where(at_end, ends[rank], starts[rank])
         inside = np.isin(program.segment, live.chosen) & (seen != UNKNOWN)
-        gap = np.abs(seen - starts[rank] - shift)
-        for name, which in zip(deviation, (is_comm, ~on_host, on_host), strict=True):
+        shift = np.array([shifts.get(k, 0) for k in program.segment.tolist()])
+        gap = np.abs(seen - told - shift)
+        for name, which in zip(deviation, (is_comm, points, on_host), strict=True):
             deviation[name].append(gap[inside & which])
     found = {"iteration, largest error": float(np.abs(off).max()), "iteration, mean error": float(off.mean())}
     for name, parts in deviation.items():
