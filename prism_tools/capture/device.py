@@ -57,15 +57,14 @@ class Device:
         self, open_group: Coalescing | None, call: Call, slot: int, called: int, real: Any, args: tuple, kwargs: dict
     ) -> Any:
         """Trace ``real(*args, **kwargs)``; returns what it returns: C++ waits on the backend's own Work."""
-        number = len(self.operations)
+        number, tracer = len(self.operations), self._tracer
+        outer, tracer.batch = tracer.batch, -1 if open_group is None else open_group.batch
+        self.operations.append(tracer.describe(call, slot, DEVICE_LANE))
+        tracer.batch = outer
         if open_group is not None:
-            self._tracer.batch = open_group.batch
-            self.operations.append(self._tracer.describe(call, slot, DEVICE_LANE))
-            self._tracer.batch = -1
             open_group.numbers.append(number)
             open_group.ours += monotonic_ns() - called
             return real(*args, **kwargs)
-        self.operations.append(self._tracer.describe(call, slot, DEVICE_LANE))
         return self.run(number, call.sync, called, real, args, kwargs)
 
     def run(self, number: int, sync: bool, called: int, real: Any, args: tuple, kwargs: dict) -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 from prism_tools.errors import PrismError
 from prism_tools.graph.model import Graph, Ragged
 from prism_tools.graph.names import callsite_text, op_text, ranks_text
-from prism_tools.graph.schema import P2P, Kind, Op
-from prism_tools.graph.semantics import ignores_tags, match_kind
+from prism_tools.graph.schema import P2P, Kind, Match, Op
+from prism_tools.graph.semantics import EAGER_BYTES, ignores_tags, match_kind
 
 SHOWN = 20  # problems spelt out in an error; check lists them all
 
@@ -57,6 +57,7 @@ class _Comms:
     size: np.ndarray  # of the group
     peer: np.ndarray  # group rank, -1: none
     tag: np.ndarray
+    bytes: np.ndarray
 
     def take(self, keep: np.ndarray) -> _Comms:
         return _Comms(*(getattr(self, name)[keep] for name in self.__dataclass_fields__))
@@ -105,7 +106,12 @@ def _gather(graph: Graph, base: np.ndarray) -> _Comms:
         return _concatenate([chosen[p] for p in program])
 
     node = _concatenate([nodes[p] for p in program])
-    tags = {(p, v): graph.values[v].tag[nodes[p]] for p, v in set(zip(program, graph.ranks.values, strict=True))}
+
+    def value(name: str) -> np.ndarray:
+        pairs = list(zip(program, graph.ranks.values, strict=True))
+        chosen = {(p, v): getattr(graph.values[v], name)[nodes[p]] for p, v in set(pairs)}
+        return _concatenate([chosen[pair] for pair in pairs])
+
     slot_base = np.concatenate([[0], np.cumsum([len(slots) for slots in graph.ranks.slots])])
     slot_group = _concatenate(graph.ranks.slots)
     group = slot_group[np.repeat(slot_base[:-1], sizes) + column("slot")]
@@ -122,7 +128,8 @@ def _gather(graph: Graph, base: np.ndarray) -> _Comms:
         place=place,
         size=size,
         peer=np.where(peer >= 0, (place + peer) % np.maximum(size, 1), -1),
-        tag=_concatenate([tags[p, v] for p, v in zip(program, graph.ranks.values, strict=True)]),
+        tag=value("tag"),
+        bytes=value("bytes"),
     )
 
 
@@ -192,6 +199,8 @@ def _assemble(graph: Graph, base: np.ndarray, comms: _Comms, flats: np.ndarray, 
         theirs = np.array([name == backend for name in graph.groups.backend], bool)
         for number in np.unique(op):
             kind[theirs[group] & (op == number)] = match_kind(backend, Op(number))
+        small = comms.bytes[first] <= EAGER_BYTES.get(backend, -1)
+        kind[theirs[group] & (kind == Match.PAIR) & small] = Match.EAGER
     return Matches(base, of_node, Ragged(offset, flats.astype(np.int64)), group, kind, op)
 
 

@@ -19,11 +19,13 @@ _NCCL = {
 }
 
 
-def match_kind(backend: str, op: Op) -> Match:
-    """How the members of one ``op`` on ``backend`` ("gloo", else as NCCL) hold each other up.
+# NCCL copies a message into the receiver's buffers (4 MiB, NCCL_BUFFSIZE, for each channel of the pair) without waiting for
+# the receiver. Measured on two H200s (NVLink, NCCL 2.28.9): 16 MiB sends end 80 µs after their start, whoever is late.
+EAGER_BYTES = {"nccl": 16 << 20}
 
-    No backend makes EAGER matches yet; the kind exists for graphs that are edited by hand.
-    """
+
+def match_kind(backend: str, op: Op) -> Match:
+    """How the members of one ``op`` on ``backend`` ("gloo", else as NCCL) hold each other up, however large they are."""
     if op in P2P:
         return Match.PAIR
     return (_GLOO if backend == "gloo" else _NCCL).get(op, Match.COLLECTIVE)
