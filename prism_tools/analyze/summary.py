@@ -10,6 +10,7 @@ import numpy as np
 
 from prism_tools.analyze.text import WIDTH, brief, cut, percent, size, with_interval
 from prism_tools.analyze.waits import lateness, path_shares
+from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Graph
 from prism_tools.graph.names import callsite_text, ranks_text
@@ -80,11 +81,11 @@ def _iteration_time(graph: Graph) -> list[str]:
         half = graph.timeline.interval_ns
         solved = with_interval(graph.timeline.iteration_time_ns, math.nan if half == UNKNOWN else half)
         parts.append(f"solved {solved}{_runs(graph)}")
-    parts += _replayed(graph)
+    parts += _measured(graph) + _replayed(graph)
     line = _line("iteration time", "     ".join(parts))
     if len(line) <= WIDTH:
         return [line] if parts else []
-    return [_line(label, part) for label, part in zip(("iteration time", ""), parts, strict=True)]
+    return [_line("" if k else "iteration time", part) for k, part in enumerate(parts)]
 
 
 def _runs(graph: Graph) -> str:
@@ -93,6 +94,26 @@ def _runs(graph: Graph) -> str:
         return ""
     least = min(Counter(graph.timing.rank.tolist()).values())
     return f"  ({least} run{'s'[: least != 1]} of each slice)"
+
+
+def _measured(graph: Graph) -> list[str]:
+    """Where all ranks ran for real at once: mean over ranks and counted iterations, tracing included, with two standard
+    errors."""
+    timing, chosen = graph.timing, np.array(counted(graph), int)
+    if timing is None or not len(chosen) or not len(timing.iteration_ns):
+        return []
+    runs: dict[tuple[int, int], dict[int, np.ndarray]] = {}
+    for row, rank in enumerate(timing.rank.tolist()):
+        runs.setdefault((int(timing.slice[row]), int(timing.repeat[row])), {})[rank] = timing.iteration_ns[row]
+    whole = [list(run.values()) for run in runs.values() if len(run) == graph.world_size]
+    times = [
+        np.mean([row[chosen] for row in run], axis=0) for run in whole if all(len(row) > chosen[-1] for row in run)
+    ]
+    if not times or min(time.min() for time in times) < 0:
+        return []
+    every = np.concatenate(times)
+    half = 2 * float(np.std(every, ddof=1)) / math.sqrt(len(every)) if len(every) > 1 else math.nan
+    return [f"measured {with_interval(float(np.mean(every)), half)}  ({len(every)} iterations, traced)"]
 
 
 def _replayed(graph: Graph) -> list[str]:
@@ -152,14 +173,16 @@ def _memory(graph: Graph) -> list[str]:
     if memory is None or not len(memory.rank):
         return []
     latest = memory.stage[-1]  # rows are appended; other stages ran other ranks beside this one
+    on_device = bool((memory.allocated >= 0).any())
+    column = memory.allocated if on_device else memory.rss
     peak: dict[int, int] = {}
-    for rank, rss, stage in zip(memory.rank.tolist(), memory.rss.tolist(), memory.stage, strict=True):
+    for rank, used, stage in zip(memory.rank.tolist(), column.tolist(), memory.stage, strict=True):
         if stage == latest:
-            peak[rank] = max(rss, peak.get(rank, 0))
-    note = "(RSS; CPU run)" if graph.launch.device == "cpu" else "(RSS)"
+            peak[rank] = max(used, peak.get(rank, 0))
+    note = f"(allocated; reserved {size(int(memory.reserved.max()))})" if on_device else "(RSS; CPU run)"
     ordered = sorted(peak.items())
     if len(ordered) <= SHOWN:
-        text = "   ".join(f"rank {rank}  {size(rss)}" for rank, rss in ordered)
+        text = "   ".join(f"rank {rank}  {size(used)}" for rank, used in ordered)
     else:
         low, high = min(ordered, key=lambda item: item[1]), max(ordered, key=lambda item: item[1])
         text = f"rank {high[0]}  {size(high[1])} is most of {len(ordered)} ranks, rank {low[0]}  {size(low[1])} least"

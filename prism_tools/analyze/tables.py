@@ -17,6 +17,7 @@ from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Graph
 from prism_tools.graph.names import callsite_text, op_text, ranks_text
 from prism_tools.graph.schema import DTYPES, P2P, Kind, Op, Source
+from prism_tools.graph.semantics import computing_lanes
 
 
 class _Filter:
@@ -85,8 +86,10 @@ def ranks(graph: Graph, **chosen: Any) -> list[Row]:
         if times is not None:
             row |= _spent(graph, matches, times, rank, nodes, which.iteration is None)
         if graph.memory is not None:
-            known = graph.memory.rss[graph.memory.rank == rank]
-            row["rss_bytes"] = int(known.max()) if len(known) else None
+            for name, column in (("rss", graph.memory.rss), ("cuda", graph.memory.allocated)):
+                known = column[(graph.memory.rank == rank) & (column >= 0)]
+                if len(known) or name == "rss":
+                    row[f"{name}_bytes"] = int(known.max()) if len(known) else None
         rows.append(row)
     return rows
 
@@ -97,8 +100,10 @@ def _spent(graph: Graph, matches: Matches, times: _Times, rank: int, nodes: np.n
         nodes = nodes[np.isin(program.segment[nodes], np.array(counted(graph)))]
         count = len(counted(graph))
     at, kind = nodes + matches.base[rank], program.kind[nodes]
-    computing, talking = at[kind == Kind.COMPUTE], at[kind == Kind.COMM]
-    host = at[np.isin(kind, (Kind.COMM, Kind.WAIT)) & (program.lane[nodes] == 0)]  # others wait beside the host
+    talking = at[kind == Kind.COMM]
+    works = np.isin(program.lane[nodes], computing_lanes(graph.lanes, program.lane))
+    computing = at[(kind == Kind.COMPUTE) & works]
+    host = at[np.isin(kind, (Kind.COMM, Kind.WAIT)) & works]  # others wait beside these
     return {
         "compute_ns": int((times.end - times.start)[computing].sum()) // count,
         "comm_ns": int((times.end - times.held)[talking].sum()) // count,

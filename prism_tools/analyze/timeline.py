@@ -10,9 +10,10 @@ from prism_tools.analyze.waits import held_until, timeline_of
 from prism_tools.errors import PrismError
 from prism_tools.graph.iterations import last_nodes
 from prism_tools.graph.match import find_matches
-from prism_tools.graph.model import Graph, Program
+from prism_tools.graph.model import Graph
 from prism_tools.graph.names import op_text, ranks_text
 from prism_tools.graph.schema import Kind, Op
+from prism_tools.graph.semantics import computing_lanes
 
 MOST_ROWS = 64
 NAMED = 12  # ranks on the critical path that get rows of their own where classes are drawn
@@ -22,7 +23,7 @@ COLOURS = {
     Op.BROADCAST: "#ff7f0e", Op.SCATTER: "#bcbd22", Op.REDUCE: "#17becf", Op.GATHER: "#8c564b",
     Op.BARRIER: "#d62728", Op.SEND: "#e6a700", Op.RECV: "#a67c00",
 }  # fmt: skip
-HOST = (0.36, 0.94)  # bottom and top of the host's band within a row whose other lanes lie below it
+MAIN = (0.36, 0.94)  # bottom and top of the main lane's band within a row whose other lanes lie below it
 OTHER = (0.06, 0.32)
 ALONE = (0.08, 0.92)
 
@@ -124,13 +125,18 @@ def _bars(graph: Graph, rows: list[_Row], iteration: int | None) -> tuple[_Bars,
     timeline, matches = timeline_of(graph), find_matches(graph, strict=False)
     held = held_until(graph, matches)
     bars = _Bars({}, [], [], set())
-    chosen = [_chosen(graph, row.rank, iteration) for row in rows]
+    main = [computing_lanes(graph.lanes, graph.program_of(row.rank).lane)[0] for row in rows]
+    chosen = [
+        # a host beside its streams is left out
+        [node for node in _chosen(graph, row.rank, iteration) if graph.program_of(row.rank).lane[node] >= lane]
+        for row, lane in zip(rows, main, strict=True)
+    ]
     starts = [timeline.start[timeline.row[row.rank]] for row in rows]
     zero = min((int(start[nodes].min()) for start, nodes in zip(starts, chosen, strict=True) if nodes), default=0)
     for place, row in enumerate(rows):
         rank, program, end = row.rank, graph.program_of(row.rank), timeline.end[timeline.row[row.rank]]
         critical = set(timeline.critical[np.isin(timeline.critical[:, 0], row.ranks), 1].tolist())
-        bands = _bands(program, chosen[place], starts[place], end)
+        bands = _bands(program.lane, main[place], chosen[place], starts[place], end)
         for node in chosen[place]:
             low, high = bands[node]
             bottom, top = place + 1 - high, place + 1 - low  # the axis points down
@@ -148,9 +154,11 @@ def _bars(graph: Graph, rows: list[_Row], iteration: int | None) -> tuple[_Bars,
     return bars, zero
 
 
-def _bands(program: Program, nodes: list[int], start: np.ndarray, end: np.ndarray) -> dict[int, tuple[float, float]]:
-    """Bottom and top of each node within its row: other lanes below the host's, side by side where they overlap."""
-    beside = sorted((node for node in nodes if program.lane[node] > 0), key=lambda node: int(start[node]))
+def _bands(
+    lane: np.ndarray, main: int, nodes: list[int], start: np.ndarray, end: np.ndarray
+) -> dict[int, tuple[float, float]]:
+    """Bottom and top of each node within its row: other lanes below the main one, side by side where they overlap."""
+    beside = sorted((node for node in nodes if lane[node] != main), key=lambda node: int(start[node]))
     free: list[int] = []  # when each track becomes free
     track = {}
     for node in beside:
@@ -163,7 +171,7 @@ def _bands(program: Program, nodes: list[int], start: np.ndarray, end: np.ndarra
         return dict.fromkeys(nodes, ALONE)
     height = (OTHER[1] - OTHER[0]) / len(free)
     tops = {node: OTHER[1] - height * k for node, k in track.items()}
-    return {node: (tops[node] - height, tops[node]) if node in tops else HOST for node in nodes}
+    return {node: (tops[node] - height, tops[node]) if node in tops else MAIN for node in nodes}
 
 
 def _chosen(graph: Graph, rank: int, iteration: int | None) -> list[int]:

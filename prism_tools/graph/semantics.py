@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prism_tools.graph.schema import P2P, Match, Op
+import numpy as np
+
+from prism_tools.graph.schema import HOST_LANE, P2P, Match, Op
 
 # Who leaves early. Gloo: measured with one late member at a time; its sends are rendezvous, so a root waits for
 # whom it sends to. Its reduce is a chain that holds up nearly everybody: taken as a collective.
@@ -34,6 +36,12 @@ def match_kind(backend: str, op: Op) -> Match:
 def is_queue(lane_name: str) -> bool:
     """Whether the nodes of this lane run one after the other. Gloo's lane is a thread pool, all others are queues."""
     return lane_name != "gloo"
+
+
+def computing_lanes(names: list[str], used: np.ndarray) -> list[int]:
+    """The lanes on which a rank computes, of those ``used`` by its nodes: its own streams where it has a device ("nccl n"
+    are the backend's), else the host's."""
+    return [k for k, name in enumerate(names) if name.startswith("stream") and (used == k).any()] or [HOST_LANE]
 
 
 def ignores_tags(backend: str) -> bool:

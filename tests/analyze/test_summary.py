@@ -12,6 +12,7 @@ def test_a_replayed_graph_says_everything():
     assert summary(replayed()) == (
         "world 2   program train.py --tp 2   backend gloo   iterations 3\n"
         "iteration time      solved 23.00 ms ± 0.0  (1 run of each slice)\n"
+        "                    measured 31.55 ms ± 16.9  (2 iterations, traced)\n"
         "                    replayed 23.20 ms ± 0.2  (2 iterations, 2 late deliveries, 1 invalid left out)\n"
         "  critical path     compute 52.2 %  all_gather 21.7 %  all_reduce 8.7 %  waiting for rank 1: 17.4 %\n"
         "  where durations come from  real 100 %   probe 0 %   fit 0 %   emulated 0 %\n"

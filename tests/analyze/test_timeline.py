@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prism_tools.analyze.timeline import ALONE, COLOURS, COMPUTE, HOST, _bands, _bars, _rows, draw
+from prism_tools.analyze.timeline import ALONE, COLOURS, COMPUTE, MAIN, _bands, _bars, _rows, draw
 from prism_tools.errors import PrismError
 from prism_tools.graph.model import Timeline
 from prism_tools.graph.schema import Op
@@ -46,7 +46,7 @@ def test_overlapping_operations_lie_side_by_side():
         (0.06, 0.19),
         (0.19, 0.32),
     ]
-    assert bands[0] == HOST and _bands(program, [0, 4], start, end) == {0: ALONE, 4: ALONE}
+    assert bands[0] == MAIN and _bands(program, [0, 4], start, end) == {0: ALONE, 4: ALONE}
 
 
 def many(ranks, timing_classes):
