@@ -1,12 +1,17 @@
 """The picture: which rows it has, what it draws, and that a file comes out."""
 
+import argparse
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from prism_tools.analyze.timeline import ALONE, COLOURS, COMPUTE, MAIN, _bands, _bars, _rows, draw
+from prism_tools.calibrate import calibrate
 from prism_tools.errors import PrismError
 from prism_tools.graph.model import Timeline
 from prism_tools.graph.schema import Op
+from prism_tools.record.live import live_graph, read_shards
 from tests.analyze.example import bare, calibrated
 from tests.graph.builder import build, comm, compute, wait
 
@@ -40,13 +45,13 @@ def test_overlapping_operations_lie_side_by_side():
 
     program = build(1, {"world": [0]}, nodes).program_of(0)
     start, end = np.array([0, 10, 10, 20, 10, 30, 40]), np.array([10, 20, 40, 50, 30, 40, 50])
-    bands = _bands(program, list(range(7)), start, end)
+    bands = _bands(program.lane, 0, list(range(7)), start, end)
     assert [tuple(round(x, 2) for x in bands[node]) for node in range(1, 4)] == [
         (0.19, 0.32),
         (0.06, 0.19),
         (0.19, 0.32),
     ]
-    assert bands[0] == MAIN and _bands(program, [0, 4], start, end) == {0: ALONE, 4: ALONE}
+    assert bands[0] == MAIN and _bands(program.lane, 0, [0, 4], start, end) == {0: ALONE, 4: ALONE}
 
 
 def many(ranks, timing_classes):
@@ -80,3 +85,18 @@ def test_what_cannot_be_drawn_is_said():
         draw(bare(), "never.png")
     with pytest.raises(PrismError, match=r"no iteration 3 \(file has 3"):
         draw(calibrated(), "never.png", iteration=3)
+
+
+def test_streams_are_the_rows_of_a_rank_with_a_device():
+    """The host of a small pipeline on two GPUs runs ahead beside them: it is not drawn, and the picture begins without it."""
+    golden = Path(__file__).parents[1] / "golden" / "live" / "interleaved"
+    graph = calibrate(live_graph(read_shards(golden), argparse.Namespace(warmup=3, iterations=2)))
+    rows = _rows(graph)
+    bars, zero = _bars(graph, rows, 4)
+    lane = graph.program_of(0).lane
+    nodes = np.flatnonzero((graph.program_of(0).segment == 4) & (lane > 0))
+    assert {graph.lanes[k] for k in lane[nodes]} == {"stream 0", "nccl 0"}
+    starts = [graph.timeline.start[graph.timeline.row[r]][(graph.program_of(r).segment == 4) & (graph.program_of(r).lane > 0)]
+              for r in (0, 1)]  # fmt: skip
+    assert zero == min(start.min() for start in starts)
+    assert {span[3] for span in bars.spans[COMPUTE]} >= {MAIN[1], 1 + MAIN[1]}
