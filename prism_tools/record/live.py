@@ -112,7 +112,9 @@ def read_shards(folder: str) -> dict[int, dict[str, Any]]:
         if trace.get("refused"):
             raise PrismError(f"rank {rank}: {trace['refused']}")
         if "rows" in trace and not (trace["rows"]["kind"] == stamp.RECORD).any():
-            raise PrismError(f"rank {rank}: no event of the backend was seen: this torch links the CUDA runtime statically")
+            raise PrismError(
+                f"rank {rank}: no event of the backend was seen: this torch links the CUDA runtime statically"
+            )
     return {rank: with_lanes(trace) if "rows" in trace else trace for rank, trace in sorted(traces.items())}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from prism_tools.gpu import stamp
 from prism_tools.gpu.stamp import CALL, MARK, POINT, RECORD, RETURN, SYNC_DEVICE, SYNC_EVENT, SYNC_STREAM, WAIT
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc)")
 STAMPED, PLAIN = 1, 0
 
 
