@@ -86,7 +86,7 @@ class TracedGroup(ProcessGroup):
         self._store = store
         self._session = active.SESSION
         self._ranks = self._session.pending_ranks or tuple(range(size))
-        if self._ranks[rank] != self._session.rank:
+        if self._session.announces_groups and self._ranks[rank] != self._session.rank:
             raise RuntimeError("prism: the program numbers its ranks otherwise than its launcher does (RANK)")
         self.played = self._session.is_remote(self._ranks)
         self._inner = None if self.played else ProcessGroup(store, rank, size)
@@ -208,18 +208,19 @@ class TracedGroup(ProcessGroup):
 
     def _start_coalescing(self, device: Any = None) -> None:
         if self._inner is not None:
-            if self._session.tracing and torch.device(device).type == "cuda":
+            if self._session.tracing and device is not None and torch.device(device).type == "cuda":
                 self._coalescing = self._session.begin_coalescing()
             self._inner._start_coalescing(device)
 
     def _end_coalescing(self, device: Any = None) -> Any:
         if self._inner is None:
             return None
-        work = self._inner._end_coalescing(device)
-        if self._coalescing is not None:
-            self._session.end_coalescing(self._coalescing)
-            self._coalescing = None
-        return work
+        opened, self._coalescing = self._coalescing, None
+        try:
+            return self._inner._end_coalescing(device)
+        finally:
+            if opened is not None:
+                opened.end()
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         if self._inner is None:
@@ -272,9 +273,14 @@ def _traced(name: str) -> Any:
         session = self._session
         if not session.tracing:
             return getattr(self._inner, name)(*args, **kwargs)
-        call = normalise(self, *args, **kwargs)
-        size = len(self._ranks)
+        try:
+            call = normalise(self, *args, **kwargs)
+        except Exception:
+            if self.played:
+                raise
+            return session.unknown(name, getattr(self._inner, name), args, kwargs)
         if self.played:
+            size = len(self._ranks)
             if call.peer >= size or call.root >= size:
                 raise ValueError(f"prism: {name}: no rank {max(call.peer, call.root)} in a group of {size}")
             slot = self.slot()
@@ -319,21 +325,28 @@ def _quick(name: str, place: int) -> Any:
         if device is None or not self._on_device or len(args) != place + 2 or self._coalescing is not None:
             return thorough(self, *args, **kwargs)
         payload = args[place]
-        if not place:
+        if not place and type(payload) is list and len(payload) == 1:
             payload = payload[0]
+        if not isinstance(payload, torch.Tensor) or payload.device.index != device.index:
+            return thorough(self, *args, **kwargs)
         key = (self, name, payload.numel(), payload.dtype)
         self._session.end_iteration()
-        at = len(device.this)
-        known = device.last[at] if at < len(device.last) and self._session.device is not None else None
-        number = len(device.operations)
-        if known is None or known[0] != key:
-            result = thorough(self, *args, **kwargs)
-            if len(device.operations) > number and device.operations[number][1][1] == key[2]:
-                device.this.append((key, device.operations[number], is_sync(args[-1])))
-            return result
-        device.this.append(known)
-        device.operations.append(known[1])
-        return device.run(number, known[2], called, inner, (self._inner, *args), kwargs)
+        if self._session.device is not device:  # the window has ended
+            return inner(self._inner, *args, **kwargs)
+        with device.lock:
+            at, number = len(device.this), len(device.operations)
+            known = device.last[at] if at < len(device.last) else None
+            if known is not None and known[0] == key:
+                device.this.append(known)
+                device.operations.append(known[1])
+        if known is not None and known[0] == key:
+            return device.run(number, known[2], called, inner, (self._inner, *args), kwargs)
+        result = thorough(self, *args, **kwargs)
+        with device.lock:
+            made = device.operations[number] if len(device.operations) > number else None
+            if made is not None and made[1][1] == key[2] and len(device.this) == at:
+                device.this.append((key, made, is_sync(args[-1])))
+        return result
 
     method.__name__ = name
     return method

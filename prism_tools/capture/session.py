@@ -54,6 +54,10 @@ class Session:
         self._after_mark = False
         client.on_dump = lambda: self.finish(1)
 
+    def unknown(self, name: str, real: Any, args: tuple, kwargs: dict) -> Any:
+        """An operation whose arguments tracing does not understand is not traced."""
+        return real(*args, **kwargs)
+
     def enter(self, rank: int, size: int) -> None:
         """The default group is made: nothing to do, tracing began with the process."""
 

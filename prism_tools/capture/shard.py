@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,17 @@ COLUMN = "column."  # before the names of node columns; everything that is no ar
 
 
 def write(trace: dict[str, Any], path: Path) -> None:
-    """Write ``trace`` whole or not at all."""
+    """Write ``trace`` whole or not at all. FileExistsError if there is one."""
     arrays = {name: value for name, value in trace.items() if isinstance(value, np.ndarray)}
     columns = {COLUMN + name: value for name, value in trace["columns"].items()}
     facts = {name: value for name, value in trace.items() if name not in arrays and name != "columns"}
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        np.savez_compressed(file, **arrays, **columns, facts=np.array(json.dumps(facts)))  # type: ignore[arg-type]
-    part.rename(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            np.savez_compressed(file, **arrays, **columns, facts=np.array(json.dumps(facts)))  # type: ignore[arg-type]
+        os.link(part, path)  # FileExistsError: another process was this rank already
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def read(path: Path) -> dict[str, Any]:

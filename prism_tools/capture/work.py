@@ -56,6 +56,28 @@ class TracedFuture(torch.futures.Future):
         return super().then(callback)
 
 
+class RealFuture(TracedFuture):
+    """The Future of a real backend's work: only waiting is traced; callbacks run when and where the backend runs them."""
+
+    def follow(self, real: torch.futures.Future) -> None:
+        """The real future is done."""
+        try:
+            value = real.value()
+        except Exception as problem:
+            torch.futures.Future.set_exception(self, problem)
+        else:
+            torch.futures.Future.set_result(self, value)
+
+    def value(self) -> Any:
+        return torch.futures.Future.value(self)
+
+    def done(self) -> bool:
+        return torch.futures.Future.done(self)
+
+    def then(self, callback: Callable) -> Any:
+        return torch.futures.Future.then(self, callback)
+
+
 class TracedWork(Work):
     """What every traced operation returns. Subclasses say how to wait and how to poll."""
 
@@ -203,10 +225,16 @@ class RealWork(TracedWork):
         except RuntimeError:
             pass  # gloo has no future for some operations: the end is where the wait returns
 
-    def _block(self) -> None:
-        self._work.wait()
-        if self._call.op is Op.RECV and self._call.peer < 0:
-            self._session.tracer.source(self._node, self._work._source_rank())
+    def wait(self, *timeout: Any) -> bool:
+        """The real wait, every time, with the timeout that the program gave; the first that succeeds is an event."""
+        entered = time.monotonic_ns()
+        result = self._work.wait(*timeout)
+        if not self._waited:
+            self._waited = True
+            if self._call.op is Op.RECV and self._call.peer < 0:
+                self._session.tracer.source(self._node, self._work._source_rank())
+            self._session.tracer.waited(self._node, entered, called_by_torch(1))
+        return result
 
     def is_completed(self) -> bool:
         return self._work.is_completed() and self._seen_complete()
@@ -221,12 +249,17 @@ class RealWork(TracedWork):
         return self._work.result()
 
     def synchronize(self) -> None:
-        if self._waited:
-            return self._work.synchronize()
-        self._waited = True
         entered = time.monotonic_ns()
         self._work.synchronize()
-        self._session.tracer.waited(self._node, entered, False)
+        if not self._waited:
+            self._waited = True
+            self._session.tracer.waited(self._node, entered, False)
+
+    def _get_op_type(self) -> Any:
+        return self._work._get_op_type()
+
+    def _get_duration(self) -> float:
+        return self._work._get_duration()
 
     def source_rank(self) -> int:
         return self._work.source_rank()
@@ -236,10 +269,10 @@ class RealWork(TracedWork):
 
     def get_future(self) -> torch.futures.Future:
         if self._future is None:
+            real = self._work.get_future()
             self._queue_wait()
-            self._future = future = TracedFuture(self)
-            set_result = torch.futures.Future.set_result
-            self._work.get_future().add_done_callback(lambda real: set_result(future, real.value()))
+            self._future = future = RealFuture(self)
+            real.add_done_callback(lambda _: future.follow(real))
         return self._future
 
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ ROW = np.dtype(
 )  # fmt: skip
 PLACE = np.dtype([("stream", "u8"), ("kind", "i4"), ("idle", "i4")])
 IDLE = 8_000  # ns between two stamps of a stream without work between them (measured: 2 to 3 µs, after a stalled wait 4 to 7)
+PATIENCE = 10  # seconds that the device gets to come to the end of the log
 TRIES = 30  # comparisons of the clocks, of which the closest counts
 
 
@@ -55,27 +57,28 @@ class Stamps:
     def __init__(self) -> None:
         lib: Any = ctypes.PyDLL(None)  # keeps the interpreter's lock: nothing in it that tracing calls ever blocks
         if not hasattr(lib, "prism_call"):
-            raise RuntimeError("prism: the stamp library is not loaded; the launcher dropped LD_PRELOAD")
+            raise RuntimeError("the stamp library is not loaded: no C compiler, or the launcher dropped LD_PRELOAD")
         i64, u64, i32 = ctypes.c_int64, ctypes.c_uint64, ctypes.c_int
         lib.prism_python.restype = ctypes.py_object
-        lib.prism_mark.argtypes = (u64, i32)
+        lib.prism_mark.argtypes = (u64, i32, i32)
         lib.prism_hold.argtypes = (u64, i64)
         lib.prism_reserve.argtypes = (i64, i64)
-        for name in ("prism_reserve", "prism_rows", "prism_events", "prism_lost", "prism_anchor"):
+        for name in ("prism_reserve", "prism_rows", "prism_events", "prism_failed", "prism_anchor"):
             getattr(lib, name).restype = i64
-        for name in ("prism_mark", "prism_switch", "prism_copy_rows", "prism_hold"):
+        for name in ("prism_mark", "prism_marked", "prism_switch", "prism_copy_rows", "prism_hold"):
             getattr(lib, name).restype = None
         self._lib = lib
         self._anchors: list[tuple[int, int, int]] = []
         self.call = lib.prism_python(0)  # (stream, node, asynchronous, called) -> whether a graph is being captured
         self.leave = lib.prism_python(1)  # (node, ours)
-        self.mark = lib.prism_mark
+        self.mark, self.marked = lib.prism_mark, lib.prism_marked
+        self.capturing = lib.prism_capturing
         self.hold = lib.prism_hold
 
     def reserve(self, rows: int, events: int) -> None:
         """Have room for so many rows and events in all."""
-        if self._lib.prism_reserve(rows, events) < events:
-            raise RuntimeError("prism: no memory for so many events")
+        if self._lib.prism_reserve(rows, events):
+            raise RuntimeError("no memory for so many events")
 
     def used(self) -> tuple[int, int]:
         """Rows and events so far."""
@@ -93,7 +96,7 @@ class Stamps:
         for _ in range(TRIES):
             event = self._lib.prism_anchor(ctypes.byref(before), ctypes.byref(after))
             if event < 0:
-                raise RuntimeError("prism: the device's clock cannot be read")
+                raise RuntimeError("the device's clock cannot be read")
             if best is None or after.value - before.value < best[1] - best[0]:
                 best = (before.value, after.value, event)
         assert best is not None
@@ -107,16 +110,20 @@ class Stamps:
         """The log: rows (ROW), when each stamp was reached (int64 ns on the host's clock), error bound (ns).
 
         A device time t is given as the host time at which a call would have reached the device at t: between the two
-        lies the launch latency, so that the edge from a call to the device takes no time.
+        lies the launch latency, so that the edge from a call to the device takes no time. RuntimeError if a stamp
+        failed, or the device does not come to the end of the log: it may wait for a rank that has failed.
         """
+        if self._lib.prism_failed():
+            raise RuntimeError("a stamp failed: streams of another device, or no memory for more events")
         self.anchor()
-        if lost := self._lib.prism_lost():
-            raise RuntimeError(f"prism: {lost} stamps had no room")
         rows = self._rows()
         first, last = self._anchors[0], self._anchors[-1]
-        ns = self._elapsed(np.arange(self._lib.prism_events(), dtype=np.int64), first[2])
-        if ns is None:
-            raise RuntimeError("prism: the device's events cannot be read")
+        everything = np.arange(self._lib.prism_events(), dtype=np.int64)
+        deadline = time.monotonic() + PATIENCE
+        while (ns := self._elapsed(everything, first[2])) is None:
+            if time.monotonic() > deadline:
+                raise RuntimeError("the device did not come to the end of the log")
+            time.sleep(0.05)
         rate = (last[0] - first[0]) / (ns[last[2]] - ns[first[2]]) if last is not first else 1.0
         times = first[0] + np.rint(ns * rate).astype(np.int64)
         return rows, times, max(after - before for before, after, _ in (first, last))
@@ -125,7 +132,7 @@ class Stamps:
         """Find the points of the iteration before the last step but one at which their streams were idle: they are
         stamped no more. False if the device has not been there yet."""
         rows = self._rows()
-        steps = np.flatnonzero(rows["kind"] == MARK)
+        steps = np.flatnonzero((rows["kind"] == MARK) & (rows["event"] == 1))  # those that end an iteration
         if len(steps) < 3:
             return False
         rows = rows[steps[-3] : steps[-2]]
@@ -141,15 +148,17 @@ class Stamps:
     def _rows(self) -> np.ndarray:
         rows = np.zeros(self._lib.prism_rows(), ROW)
         self._lib.prism_copy_rows(rows.ctypes.data_as(ctypes.c_void_p))
-        return rows
+        return rows[rows["before"] > 0]  # another thread may be writing one
 
     def _elapsed(self, index: np.ndarray, base: int) -> np.ndarray | None:
-        """ns of the events ``index`` after the event ``base``; None if one of them has not been reached."""
+        """ns of the events ``index`` after the event ``base``; None if one of them has not been reached yet."""
         ns = np.zeros(len(index))
         pointer = index.ctypes.data_as(ctypes.c_void_p)
         failed = self._lib.prism_elapsed(
             pointer, ctypes.c_int64(len(index)), ctypes.c_int64(base), ns.ctypes.data_as(ctypes.c_void_p)
         )
+        if failed == -1:
+            raise RuntimeError("the device's events cannot be read")
         return None if failed else ns
 
 
@@ -159,20 +168,20 @@ def _places(rows: np.ndarray, at: np.ndarray) -> np.ndarray:
     reached: dict[int, float] = {}  # event -> when it was reached
     recorded: dict[int, list[int]] = {}  # thread with an open operation -> events recorded within it
     found = []
-    for row, time in zip(rows, at, strict=True):
+    for row, when in zip(rows, at.tolist(), strict=True):
         kind, stream, event, thread = (int(row[name]) for name in ("kind", "stream", "event", "thread"))
         if kind == CALL:
             recorded[thread] = []
         elif kind == RETURN:
-            reached.update(dict.fromkeys(recorded.pop(thread, []), time))
+            reached.update(dict.fromkeys(recorded.pop(thread, []), when))
         elif thread in recorded:
             recorded[thread] += [event] * (kind == RECORD)
         elif kind in (RECORD, WAIT):
-            found.append((stream, kind, time - last.get(stream, -np.inf) < IDLE))
+            found.append((stream, kind, when - last.get(stream, -np.inf) < IDLE))
             if kind == RECORD:
-                reached[event] = time
+                reached[event] = when
             else:
-                time = max(time, reached.get(event, time))
+                when = max(when, reached.get(event, when))
         if row["stamp"] >= 0:
-            last[stream] = time
+            last[stream] = when
     return np.array(found, PLACE)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +62,22 @@ def record_live(options: argparse.Namespace) -> int:
 
 
 def live_environment(folder: str, options: argparse.Namespace) -> dict[str, str]:
-    """What switches capture on in the command's processes."""
+    """What switches capture on in the command's processes, wherever they run: the library lies beside the shards."""
     stop_after = options.warmup + options.iterations if options.iterations else 0
     added = {FOLDER: folder, STOP: str(stop_after), HOLD: str(max(options.warmup - 3, 0))}
-    if has_gpu():
-        added["LD_PRELOAD"] = " ".join(filter(None, [str(stamp.build()), os.environ.get("LD_PRELOAD", "")]))
+    try:
+        library = stamp.build()
+    except PrismError as problem:
+        if os.path.exists("/dev/nvidiactl"):
+            raise
+        options.progress.say(f"GPUs could not be traced: {problem}")
+        return {**os.environ, **added}
+    here = Path(folder) / library.name
+    shutil.copy(library, here)
+    if any(mark in str(here) for mark in " :"):  # separators of LD_PRELOAD
+        raise PrismError(f"{here.parent.parent}: the output's folder has a space or colon in its name; choose another")
+    added["LD_PRELOAD"] = " ".join(filter(None, [str(here), os.environ.get("LD_PRELOAD", "")]))
     return {**os.environ, **added}
-
-
-def has_gpu() -> bool:
-    """Whether there may be GPUs where the command runs. A launcher's own node may have none: then a compiler decides."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return False
-    return os.path.exists("/dev/nvidiactl") or "SLURM_JOB_GPUS" in os.environ or "SLURM_GPUS_ON_NODE" in os.environ
 
 
 def run_command(command: list[str], environment: dict[str, str]) -> int:
@@ -96,14 +100,19 @@ def run_command(command: list[str], environment: dict[str, str]) -> int:
 
 def read_shards(folder: str) -> dict[int, dict[str, Any]]:
     """The ranks' traces, nodes on all lanes. PrismError if there is none or some are missing."""
-    shards = [shard.read(path) for path in Path(folder).glob("*.shard")]
+    found = [shard.read(path) for path in sorted(Path(folder).glob("*.shard"))]
+    newest = max((trace["attempt"] for trace in found), default=0)  # torchrun may have started the job again
+    shards = [trace for trace in found if trace["attempt"] == newest]
     if not shards:
         raise PrismError(
             "no rank left a trace: install prism-tools in the program's own Python, "
             "leave TORCH_DEVICE_BACKEND_AUTOLOAD as it is, and see that the program makes a process group"
         )
     traces = {trace["rank"]: trace for trace in shards}
-    missing = set(range(shards[0]["world_size"])) - set(traces)
+    sizes = {trace["world_size"] for trace in shards}
+    if len(sizes) > 1:
+        raise PrismError(f"the command ran jobs of {' and '.join(map(str, sorted(sizes)))} ranks; trace one at a time")
+    missing = set(range(sizes.pop())) - set(traces)
     if missing:
         raise PrismError(
             f"ranks {ranks_text(missing)} left no trace: they were killed, or another node cannot write here"
@@ -123,8 +132,8 @@ def live_graph(traces: dict[int, dict[str, Any]], options: argparse.Namespace) -
     lanes = _common_lanes(traces)
     graph = build(traces, _groups(traces), _launch(traces, options), Payload(), [], lanes=lanes)
     nodes = list(dict.fromkeys(trace["host"] for trace in traces.values()))
-    graph.ranks.local_rank = np.array([trace["local_rank"] for trace in traces.values()], np.int32)
     graph.ranks.node = np.array([nodes.index(trace["host"]) for trace in traces.values()], np.int32)
+    graph.ranks.local_rank = _places_on_nodes(graph.ranks.node)
     graph.timing = _timing(graph, traces)
     peaks = {name: np.array([trace[name] for trace in traces.values()], np.int64) for name in PEAKS}
     graph.memory = Memory(np.array(list(traces), np.int32), **peaks, stage=["live"] * len(traces))
@@ -135,6 +144,11 @@ def live_graph(traces: dict[int, dict[str, Any]], options: argparse.Namespace) -
     }
     graph.stage = "sliced"
     return graph
+
+
+def _places_on_nodes(node: np.ndarray) -> np.ndarray:
+    """Each rank's place among the ranks of its node, in the order of ranks."""
+    return np.array([int(np.sum(node[:rank] == node[rank])) for rank in range(len(node))], np.int32)
 
 
 def _common_lanes(traces: dict[int, dict[str, Any]]) -> tuple[str, ...]:
@@ -167,7 +181,7 @@ def _launch(traces: dict[int, dict[str, Any]], options: argparse.Namespace) -> L
         cwd=first["cwd"],
         env=allowed_environment(),
         python=first["python"],
-        nproc_per_node=1 + max(trace["local_rank"] for trace in traces.values()),
+        nproc_per_node=max(Counter(trace["host"] for trace in traces.values()).values()),
         device="cuda" if any("lanes" in trace for trace in traces.values()) else "cpu",
         backend=",".join(sorted(backends)) or "gloo",
         hash_seed=int(os.environ.get("PYTHONHASHSEED", "0").replace("random", "0")),

@@ -36,6 +36,14 @@ int cudaStreamSynchronize(void *stream) { return stream == bad_stream ? 400 : (s
 int cudaEventSynchronize(struct event *e) { return e->at ? 0 : 1; }
 int cudaDeviceSynchronize(void) { return syncs++, 0; }
 int cudaMemcpy(void *to, const void *from, size_t size, int kind) { return (void)to, (void)from, (void)size, kind; }
+int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
+    return (void)to, (void)from, (void)size, (void)stream, kind == 2 ? 0 : 1;
+}
+int cudaPointerGetAttributes(int *type, const void *pointer) { return *type = (uintptr_t)pointer == 0x7000 ? 1 : 0, 0; }
+int cudaStreamDestroy(void *stream) { return (void)stream, 0; }
+int cudaStreamBeginCaptureToGraph(void *stream, void *graph, void *nodes, void *edges, size_t count, int mode) {
+    return (void)stream, (void)graph, (void)nodes, (void)edges, (void)count, mode;
+}
 int cudaStreamBeginCapture(void *stream, int mode) { return (void)stream, mode; }
 int cudaStreamEndCapture(void *stream, void **graph) { return (void)stream, *graph = NULL, 0; }
 int cudaStreamCreateWithFlags(void **stream, unsigned flags) { return *stream = (void *)(uintptr_t)(0x1000 + flags), 0; }

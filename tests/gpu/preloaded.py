@@ -68,23 +68,62 @@ def operation():
 
 
 def errors():
-    """The program gets the runtime's own error; ours is forgotten."""
+    """The program gets the runtime's own error, ours is forgotten; the log has ended, and cannot be read."""
+    stamps._lib.prism_switch(1)
     forgotten = count("errors_forgotten")
     statuses = [program.cudaEventRecord(event(), BAD), program.cudaStreamSynchronize(BAD)]
-    return [*statuses, count("errors_forgotten") - forgotten, rows()[-1][2]]
+    ended = len(rows())
+    program.cudaEventRecord(event(), 0x20)
+    try:
+        stamps.read()
+    except RuntimeError as problem:
+        return [*statuses, count("errors_forgotten") - forgotten, len(rows()) - ended, str(problem)]
 
 
 def capture():
     """While a graph is captured nothing is added to it."""
     begin = len(rows())
     program.cudaStreamBeginCapture(ctypes.c_void_p(0x20), 0)
-    inside = stamps.call(0x20, 1, 0, 0)
+    inside = [stamps.call(0x20, 1, 0, 0), stamps.capturing()]
+    stamps.mark(0x20, 0, 1)  # an optimizer step in the graph
     program.cudaEventRecord(event(), 0x20)
-    program.cudaStreamEndCapture(ctypes.c_void_p(0x20), ctypes.byref(ctypes.c_void_p()))
+    end = ctypes.c_void_p(0x20), ctypes.byref(ctypes.c_void_p())
+    program.cudaStreamEndCapture(*end)
+    program.cudaStreamEndCapture(*end)  # one that began before anybody looked
+    program.cudaStreamBeginCaptureToGraph(ctypes.c_void_p(0x20), None, None, None, ctypes.c_size_t(0), 0)
+    inside.append(stamps.capturing())
+    program.cudaStreamEndCapture(*end)
     logged = len(rows()) - begin
     after = stamps.call(0x20, 1, 0, 0)
     stamps.leave(1, 0)
-    return [inside, after, logged]
+    return [*inside, after, logged]
+
+
+def copies():
+    """The host waits for a copy to memory that is not pinned (0x7000 is), and nothing else is a wait."""
+    begin = len(rows())
+    arguments = [ctypes.c_void_p(0x9000), ctypes.c_size_t(8)]
+    statuses = []
+    for to, kind in ((0x8000, 2), (0x7000, 2), (0x8000, 1)):
+        statuses.append(program.cudaMemcpyAsync(ctypes.c_void_p(to), *arguments, kind, ctypes.c_void_p(0x20)))
+    return statuses, rows()[begin:]
+
+
+def destroyed():
+    """A stream that is gone is not stamped when the whole device is waited for."""
+    program.cudaEventRecord(event(), 0x60)
+    program.cudaStreamDestroy(ctypes.c_void_p(0x60))
+    begin = len(rows())
+    program.cudaDeviceSynchronize()
+    return [row[1] for row in rows()[begin:]]
+
+
+def more():
+    """Without room made ahead there is room."""
+    before, shared = stamps.used()[1], event()
+    for _ in range(5000):
+        program.cudaEventRecord(shared, 0x70)
+    return stamps.used()[1] - before
 
 
 def hold():
@@ -100,7 +139,7 @@ def known():
     """What stamping skips, once an iteration's points are known."""
     places = np.array([(0x20, 0, 1), (0x30, 1, 0), (0x20, 0, 1)], PLACE)
     stamps._lib.prism_learn(places.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(len(places)))
-    stamps.mark(0x20, 0)
+    stamps.mark(0x20, 0, 1)
     begin = len(rows())
     program.cudaEventRecord(event(), 0x20)
     program.cudaStreamWaitEvent(0x30, event(), 0)
@@ -124,8 +163,8 @@ def rows():
     return [[int(row["kind"]), int(row["stream"]), int(row["stamp"] >= 0), int(row["node"])] for row in log]
 
 
+CHECKS = (off, logged, operation, capture, hold, copies, destroyed, more, known, read, errors)
+
 if __name__ == "__main__":
     stamps = Stamps()
-    print(
-        json.dumps({check.__name__: check() for check in (off, logged, operation, errors, capture, hold, known, read)})
-    )
+    print(json.dumps({check.__name__: check() for check in CHECKS}))

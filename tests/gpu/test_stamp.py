@@ -66,11 +66,24 @@ def test_an_operation_is_stamped_where_it_begins_and_where_it_ends(results):
 
 
 def test_errors_are_the_runtimes_own(results):
-    assert results["errors"] == [400, 400, 2, PLAIN]
+    failed = "a stamp failed: streams of another device, or no memory for more events"
+    assert results["errors"] == [400, 400, 1, 0, failed]
 
 
 def test_a_capture_is_left_alone(results):
-    assert results["capture"] == [1, 0, 0]
+    assert results["capture"] == [1, 1, 1, 0, 0]
+
+
+def test_the_host_waits_for_copies_to_memory_that_is_not_pinned(results):
+    assert results["copies"] == [[0, 0, 1], [[SYNC_STREAM, 0x20, STAMPED, -1]]]
+
+
+def test_streams_that_are_gone_are_left_alone(results):
+    assert 0x60 not in results["destroyed"] and results["destroyed"][-1] == 0 and 0x20 in results["destroyed"]
+
+
+def test_room_is_made_when_it_is_needed(results):
+    assert results["more"] == 5000
 
 
 def test_a_hold_ends_by_itself(results):
@@ -115,5 +128,5 @@ def test_no_compiler_is_one_line(tmp_path, monkeypatch):
 
 
 def test_a_process_without_it_says_so():
-    with pytest.raises(RuntimeError, match="the launcher dropped LD_PRELOAD"):
+    with pytest.raises(RuntimeError, match="no C compiler, or the launcher dropped LD_PRELOAD"):
         stamp.Stamps()

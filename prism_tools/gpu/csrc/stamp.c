@@ -33,12 +33,13 @@ struct row {
 #define CALL_SUCCESS 0
 
 static _Atomic int on, capturing;
-/* In chunks that never move: other threads may be writing while there is made more room. */
+/* In chunks that never move: other threads may be writing while there is made more room. Room is made ahead where it costs
+ * the program nothing (prism_reserve), else when it is needed. */
 #define CHUNK 4096
 #define MAX_CHUNKS 65536
-static struct row *row_chunks[MAX_CHUNKS];
-static cudaEvent_t *event_chunks[MAX_CHUNKS];
-static _Atomic int64_t n_rows, n_events, lost, cap_rows, cap_events;
+static struct row *_Atomic row_chunks[MAX_CHUNKS];
+static cudaEvent_t *_Atomic event_chunks[MAX_CHUNKS];
+static _Atomic int64_t n_rows, n_events, failed;
 #define ROW(k) (row_chunks[(k) / CHUNK] + (k) % CHUNK)
 #define EVENT(k) (event_chunks[(k) / CHUNK] + (k) % CHUNK)
 static _Atomic(uint64_t) seen[MAX_STREAMS];
@@ -103,6 +104,8 @@ static uint64_t handle_of(cudaStream_t stream) { /* 1 is the legacy default stre
     return (uint64_t)stream == 1 ? 0 : (uint64_t)stream;
 }
 
+#define GONE UINT64_MAX /* in `seen`: a stream that was destroyed */
+
 static void remember(uint64_t stream) {
     int count = n_seen;
     for (int k = 0; k < count && k < MAX_STREAMS; k++)
@@ -113,15 +116,38 @@ static void remember(uint64_t stream) {
         seen[place] = stream;
 }
 
+/* A zeroed chunk in its place; whoever comes second gives its own back. */
+static void *chunk_of(void *_Atomic *place, size_t size) {
+    void *chunk = *place, *none = NULL;
+    if (chunk || !(chunk = calloc(CHUNK, size)))
+        return chunk;
+    if (atomic_compare_exchange_strong(place, &none, chunk))
+        return chunk;
+    free(chunk);
+    return none;
+}
+
+static cudaEvent_t event_of(int64_t k) {
+    static cudaError_t (*create)(cudaEvent_t *);
+    if (!create && !(create = (cudaError_t(*)(cudaEvent_t *))real("cudaEventCreate")))
+        return NULL;
+    if (k / CHUNK >= MAX_CHUNKS || !chunk_of((void *_Atomic *)&event_chunks[k / CHUNK], sizeof(cudaEvent_t)))
+        return NULL;
+    if (!*EVENT(k) && create(EVENT(k)) != CALL_SUCCESS) /* each index belongs to one thread */
+        *EVENT(k) = NULL;
+    return *EVENT(k);
+}
+
+/* A stamp that fails, on a stream of another device or for want of memory, ends the log: it would no longer be whole. The
+ * program must not find our error. */
 static int stamp_event(cudaStream_t stream) {
     int64_t k = atomic_fetch_add(&n_events, 1);
-    if (k >= cap_events) {
-        atomic_fetch_add(&lost, 1);
-        return -1;
-    }
-    if (real_record(*EVENT(k), stream) == CALL_SUCCESS)
+    cudaEvent_t event = event_of(k);
+    if (event && real_record(event, stream) == CALL_SUCCESS)
         return (int)k;
-    forget_error(); /* a stream of another device: the program must not find our error */
+    forget_error();
+    failed++;
+    on = 0;
     return -1;
 }
 
@@ -132,8 +158,9 @@ static void stamp(struct row *row, cudaStream_t stream) {
 
 static struct row *add(int kind, cudaStream_t stream, cudaEvent_t event, int64_t before) {
     int64_t k = atomic_fetch_add(&n_rows, 1);
-    if (k >= cap_rows) {
-        atomic_fetch_add(&lost, 1);
+    if (k / CHUNK >= MAX_CHUNKS || !chunk_of((void *_Atomic *)&row_chunks[k / CHUNK], sizeof(struct row))) {
+        failed++;
+        on = 0;
         return NULL;
     }
     if (thread_number < 0)
@@ -151,17 +178,20 @@ static struct row *add(int kind, cudaStream_t stream, cudaEvent_t event, int64_t
 }
 
 /* Points at which a stream has done nothing since the one before need no stamp. Which they are is learnt from an iteration,
- * by their place among its points, and holds as long as kind and stream are the same there. */
+ * by their place among its points, and holds for as much of an iteration as has the same points. */
 struct place {
     uint64_t stream;
     int32_t kind, idle;
 };
 static struct place *_Atomic places;
 static _Atomic int64_t n_places, next_place;
+static _Atomic int strayed; /* this iteration is another one */
 
 static void stamp_point(struct row *row, cudaStream_t stream) {
     int64_t k = atomic_fetch_add(&next_place, 1);
-    if (k < n_places && places[k].idle && places[k].kind == row->kind && places[k].stream == row->stream) {
+    if (k >= n_places || places[k].kind != row->kind || places[k].stream != row->stream)
+        strayed = 1;
+    if (!strayed && places[k].idle) {
         row->stamp = -2;
         return;
     }
@@ -277,6 +307,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 static void stamp_all(void) {
     int count = n_seen < MAX_STREAMS ? n_seen : MAX_STREAMS;
     for (int k = 0; k < count; k++) {
+        if (seen[k] == GONE)
+            continue;
         struct row *row = add(POINT, (cudaStream_t)seen[k], NULL, now());
         if (row)
             stamp(row, (cudaStream_t)seen[k]);
@@ -309,6 +341,27 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind) {
     return status;
 }
 
+/* To memory that is not pinned the host waits for the copy, and so for the stream. */
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, cudaStream_t stream) {
+    REAL("cudaMemcpyAsync", void *, const void *, size_t, int, cudaStream_t);
+    static cudaError_t (*attributes)(void *, const void *);
+    if (!active() || kind != 2 /* device to host */ || in_call)
+        return call(to, from, size, kind, stream);
+    if (!attributes)
+        attributes = (cudaError_t(*)(void *, const void *))real("cudaPointerGetAttributes");
+    int64_t found[32] = {0}; /* cudaPointerAttributes begins with the type: 0 is memory that CUDA does not know */
+    if (!attributes || attributes(found, to) != CALL_SUCCESS || (int32_t)found[0] != 0)
+        return call(to, from, size, kind, stream);
+    struct row *row = add(SYNC_STREAM, stream, NULL, now());
+    if (row)
+        stamp(row, stream);
+    release();
+    cudaError_t status = call(to, from, size, kind, stream);
+    hold(stream);
+    leave(row, 0);
+    return status;
+}
+
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode) {
     REAL("cudaStreamBeginCapture", cudaStream_t, int);
     cudaError_t status = call(stream, mode);
@@ -317,11 +370,31 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode) {
     return status;
 }
 
+cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t stream, cudaGraph_t graph, const void *dependencies,
+                                          const void *edges, size_t count, int mode) {
+    REAL("cudaStreamBeginCaptureToGraph", cudaStream_t, cudaGraph_t, const void *, const void *, size_t, int);
+    cudaError_t status = call(stream, graph, dependencies, edges, count, mode);
+    if (status == CALL_SUCCESS)
+        atomic_fetch_add(&capturing, 1);
+    return status;
+}
+
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     REAL("cudaStreamEndCapture", cudaStream_t, cudaGraph_t *);
     cudaError_t status = call(stream, graph);
-    atomic_fetch_sub(&capturing, 1);
+    if (atomic_fetch_sub(&capturing, 1) <= 0)
+        capturing = 0;
     return status;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    REAL("cudaStreamDestroy", cudaStream_t);
+    for (int k = 0; k < n_seen && k < MAX_STREAMS; k++)
+        if (seen[k] == handle_of(stream))
+            seen[k] = GONE;
+    if (hold_stream == stream)
+        hold_on = 0;
+    return call(stream);
 }
 
 /* ---- what the tracer calls (prism_tools/gpu/stamp.py) ---- */
@@ -331,6 +404,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
 int prism_call(uint64_t stream, int32_t node, int asynchronous, int64_t before) {
     if (capturing)
         return 1;
+    if (!on)
+        return 0;
     struct row *row = add(CALL, (cudaStream_t)stream, NULL, before);
     if (row) {
         row->node = node;
@@ -394,16 +469,29 @@ void *prism_python(int which) {
     return PyCFunction_NewEx(&methods[which], NULL, NULL);
 }
 
-/* A point on the caller's stream: an optimizer step. */
-void prism_mark(uint64_t stream, int32_t node) {
-    next_place = 0;
-    struct row *row = add(MARK, (cudaStream_t)stream, NULL, now());
+static struct row *marked;
+
+/* A point on the caller's stream: an optimizer step. `boundary`: the first one after communication, with which an iteration
+ * ends; its row says so where others name an event. */
+void prism_mark(uint64_t stream, int32_t node, int boundary) {
+    marked = NULL;
+    if (!active())
+        return;
+    struct row *row = marked = add(MARK, (cudaStream_t)stream, NULL, now());
     if (!row)
         return;
     row->node = node;
+    row->event = boundary;
     stamp(row, (cudaStream_t)stream);
     remember(handle_of((cudaStream_t)stream));
-    row->after = now();
+    if (boundary)
+        next_place = strayed = 0;
+}
+
+/* The tracer is done with the step. */
+void prism_marked(void) {
+    if (marked)
+        marked->after = now();
 }
 
 /* A stream of our own, on which nothing else ever runs. */
@@ -415,29 +503,21 @@ static cudaStream_t own_stream(void) {
     return stream;
 }
 
-/* Room for so many rows and events in all. Returns the events that there are, or -1. */
+/* Have room for so many rows and events in all. 0, or -1. Not while operations are under way on other threads. */
 int64_t prism_reserve(int64_t want_rows, int64_t want_events) {
-    cudaError_t (*create)(cudaEvent_t *) = (cudaError_t(*)(cudaEvent_t *))real("cudaEventCreate");
-    if (!create)
-        return -1;
-    while (cap_rows < want_rows && cap_rows / CHUNK < MAX_CHUNKS) {
-        if (!(row_chunks[cap_rows / CHUNK] = malloc(CHUNK * sizeof(struct row))))
+    static int64_t ready_rows, ready_events;
+    if (capturing)
+        return 0;
+    for (; ready_rows < want_rows && ready_rows / CHUNK < MAX_CHUNKS; ready_rows += CHUNK)
+        chunk_of((void *_Atomic *)&row_chunks[ready_rows / CHUNK], sizeof(struct row));
+    for (ready_events = ready_events > n_events ? ready_events : n_events; ready_events < want_events; ready_events++) {
+        cudaEvent_t event = event_of(ready_events);
+        if (!event || real_record(event, own_stream()) != CALL_SUCCESS) { /* only now does the driver make it */
+            forget_error();
             return -1;
-        cap_rows += CHUNK;
-    }
-    while (cap_events < want_events && cap_events / CHUNK < MAX_CHUNKS) {
-        cudaEvent_t *chunk = malloc(CHUNK * sizeof *chunk);
-        if (!chunk)
-            return -1;
-        for (int k = 0; k < CHUNK; k++) {
-            if (create(&chunk[k]) != CALL_SUCCESS)
-                return -1;
-            real_record(chunk[k], own_stream()); /* only now does the driver make it */
         }
-        event_chunks[cap_events / CHUNK] = chunk;
-        cap_events += CHUNK;
     }
-    return cap_events;
+    return 0;
 }
 
 void prism_switch(int state) { on = state; }
@@ -456,17 +536,21 @@ int prism_learn(const struct place *known, int64_t count) {
 /* Hold the caller's stream from now on, each time until the host blocks, `limit` ns at most; 0: no more. */
 void prism_hold(uint64_t stream, int64_t limit) {
     release();
+    if (capturing)
+        limit = 0;
     hold_on = limit > 0;
     hold_limit = limit;
     hold_stream = (cudaStream_t)stream;
     hold(hold_stream);
 }
 
-int64_t prism_rows(void) { return n_rows < cap_rows ? n_rows : cap_rows; }
+int prism_capturing(void) { return capturing != 0; }
 
-int64_t prism_events(void) { return n_events < cap_events ? n_events : cap_events; }
+int64_t prism_rows(void) { return n_rows; }
 
-int64_t prism_lost(void) { return lost; }
+int64_t prism_events(void) { return n_events; }
+
+int64_t prism_failed(void) { return failed; }
 
 void prism_copy_rows(struct row *target) {
     for (int64_t k = 0; k < prism_rows(); k++)
@@ -487,16 +571,18 @@ int64_t prism_anchor(int64_t *before, int64_t *after) {
     return k;
 }
 
-/* ns of each event of `index` after the event `base`; a float of ms loses precision, so the base moves along. 0, or -1. */
+/* ns of each event of `index` after the event `base`; a float of ms loses precision, so the base moves along. 0, -2 where one has not
+ * been reached yet, -1 for another error. */
 int prism_elapsed(const int64_t *index, int64_t count, int64_t base, double *ns) {
     cudaError_t (*elapsed)(float *, cudaEvent_t, cudaEvent_t) =
         (cudaError_t(*)(float *, cudaEvent_t, cudaEvent_t))real("cudaEventElapsedTime");
     double passed = 0;
     for (int64_t k = 0; k < count; k++) {
         float ms;
-        if (!elapsed || elapsed(&ms, *EVENT(base), *EVENT(index[k])) != CALL_SUCCESS) {
-            forget_error(); /* not reached yet */
-            return -1;
+        int status = elapsed ? elapsed(&ms, *EVENT(base), *EVENT(index[k])) : 999;
+        if (status != CALL_SUCCESS) {
+            forget_error();
+            return status == 600 /* cudaErrorNotReady */ ? -2 : -1;
         }
         ns[k] = passed + ms * 1e6;
         if (ms > 100 || ms < -100) {
