@@ -19,7 +19,7 @@ from prism_tools.capture.trace import DEVICE_LANE, Described, Tracer
 from prism_tools.gpu.stamp import Stamps
 
 FIRST_ROWS, FIRST_EVENTS = 16384, 8192  # room before the first iteration is over
-AHEAD = 3  # iterations like the last one that there is room for
+AHEAD = 32  # iterations like the last one that more room is made for, where the end of the window is not known
 MOST_EVENTS = 4_000_000  # in all; a step of FSDP2 takes about a thousand
 
 
@@ -56,7 +56,7 @@ class Device:
         self._tracer = tracer
         self._stamps = stamps = Stamps()
         self.call, self.leave = stamps.call, stamps.leave
-        self._used = (0, 0)
+        self._used, self._room = (0, 0), FIRST_EVENTS
         self._held = self._learns = False
         self._marked = monotonic_ns()
         with torch.cuda.device(index):
@@ -106,20 +106,15 @@ class Device:
             return None
         return opened
 
-    def mark(self, node: int, boundary: bool, hold: bool) -> None:
-        """An optimizer step: tracer's ``node``; ``boundary``: it ends an iteration. Makes room for the next ones.
-        ``hold``: let the host get ahead of the device in the iteration that begins, for no longer than the last one took;
-        one later, learn from it."""
+    def mark(self, node: int, boundary: bool, left: int, hold: bool) -> None:
+        """An optimizer step: tracer's ``node``; ``boundary``: it ends an iteration. Makes room where there is none for two
+        more: for the ``left`` ones of the window, if that is known. ``hold``: let the host get ahead of the device in the
+        iteration that begins, for no longer than the last one took; one later, learn from it."""
         stream = self.stream(self.index)
         self._stamps.mark(stream, node, boundary)
         if boundary and not self._stamps.capturing():
             self.last, self.this = self.this, []
-            used = self._stamps.used()
-            if used[1] > MOST_EVENTS:
-                self.refused = f"{MOST_EVENTS:,} events are more than live capture keeps; add --iterations"
-                self._stamps.stop()
-            self._stamps.reserve(*(now + AHEAD * (now - before) for now, before in zip(used, self._used, strict=True)))
-            self._used = used
+            self._make_room(left or AHEAD)
             at = monotonic_ns()
             if hold or self._held:
                 self._stamps.hold(stream, at - self._marked if hold else 0)
@@ -127,6 +122,18 @@ class Device:
                 self._stamps.learn()
             self._learns, self._held, self._marked = self._held, hold, at
         self._stamps.marked()
+
+    def _make_room(self, iterations: int) -> None:
+        """Making an event takes 3 µs: best done at once, in an iteration that warms up."""
+        used = self._stamps.used()
+        last = [now - before for now, before in zip(used, self._used, strict=True)]
+        self._used = used
+        if used[1] > MOST_EVENTS:
+            self.refused = f"{MOST_EVENTS:,} events are more than live capture keeps; add --iterations"
+            self._stamps.stop()
+        elif used[1] + 2 * last[1] > self._room:
+            rows, self._room = (now + (iterations + 2) * each for now, each in zip(used, last, strict=True))
+            self._stamps.reserve(rows, self._room)
 
     def pause(self) -> bool:
         """Log no more. Whether the log may be read now: not while a CUDA graph is being captured."""

@@ -153,8 +153,9 @@ class LiveSession:
         self.tracer.mark(Op.OPTIMIZER_STEP)
         if self.device is not None:
             try:
-                hold = 0 < self._hold == self._iterations + 1
-                self.device.mark(self.tracer.count - 1, not self._after_mark, hold)
+                begins = self._iterations + 1
+                left = max(self._stop_after - begins, 0)
+                self.device.mark(self.tracer.count - 1, not self._after_mark, left, 0 < self._hold == begins)
             except Exception as problem:
                 self.give_up(str(problem))
         self._after_mark = True

@@ -147,7 +147,7 @@ class Stamps:
 
     def _rows(self) -> np.ndarray:
         rows = np.zeros(self._lib.prism_rows(), ROW)
-        self._lib.prism_copy_rows(rows.ctypes.data_as(ctypes.c_void_p))
+        self._lib.prism_copy_rows(rows.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(len(rows)))
         return rows[rows["before"] > 0]  # another thread may be writing one
 
     def _elapsed(self, index: np.ndarray, base: int) -> np.ndarray | None:

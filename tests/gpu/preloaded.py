@@ -159,7 +159,7 @@ def read():
 
 def rows():
     log = np.zeros(stamps.used()[0], ROW)
-    stamps._lib.prism_copy_rows(log.ctypes.data_as(ctypes.c_void_p))
+    stamps._lib.prism_copy_rows(log.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(len(log)))
     return [[int(row["kind"]), int(row["stream"]), int(row["stamp"] >= 0), int(row["node"])] for row in log]
 
 

@@ -281,12 +281,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     REAL("cudaStreamSynchronize", cudaStream_t);
+    release();
     if (!active())
         return call(stream);
     struct row *row = add(SYNC_STREAM, stream, NULL, now());
     if (row)
         stamp(row, stream);
-    release();
     cudaError_t status = call(stream);
     hold(stream);
     leave(row, 0);
@@ -295,10 +295,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     REAL("cudaEventSynchronize", cudaEvent_t);
+    release();
     if (!active())
         return call(event);
     struct row *row = add(SYNC_EVENT, NULL, event, now());
-    release();
     cudaError_t status = call(event);
     leave(row, 0);
     return status;
@@ -317,11 +317,11 @@ static void stamp_all(void) {
 
 cudaError_t cudaDeviceSynchronize(void) {
     REAL("cudaDeviceSynchronize", void);
+    release();
     if (!active())
         return call();
     stamp_all();
     struct row *row = add(SYNC_DEVICE, NULL, NULL, now());
-    release();
     cudaError_t status = call();
     hold(hold_stream);
     leave(row, 0);
@@ -330,12 +330,12 @@ cudaError_t cudaDeviceSynchronize(void) {
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind) {
     REAL("cudaMemcpy", void *, const void *, size_t, int);
+    release();
     if (!active())
         return call(to, from, size, kind);
     struct row *row = add(SYNC_STREAM, NULL, NULL, now());
     if (row)
         stamp(row, NULL);
-    release();
     cudaError_t status = call(to, from, size, kind);
     leave(row, 0);
     return status;
@@ -546,14 +546,19 @@ void prism_hold(uint64_t stream, int64_t limit) {
 
 int prism_capturing(void) { return capturing != 0; }
 
-int64_t prism_rows(void) { return n_rows; }
+int64_t prism_rows(void) {
+    int64_t count = n_rows;
+    while (count && ((count - 1) / CHUNK >= MAX_CHUNKS || !row_chunks[(count - 1) / CHUNK]))
+        count = (count - 1) / CHUNK * CHUNK; /* no memory for the last ones */
+    return count;
+}
 
 int64_t prism_events(void) { return n_events; }
 
 int64_t prism_failed(void) { return failed; }
 
-void prism_copy_rows(struct row *target) {
-    for (int64_t k = 0; k < prism_rows(); k++)
+void prism_copy_rows(struct row *target, int64_t count) {
+    for (int64_t k = 0; k < count; k++)
         target[k] = *ROW(k);
 }
 
