@@ -73,6 +73,17 @@ def test_without_a_common_clock_the_last_arrival_shows_the_duration():
     assert not any(tail.any() for tail in got.tail)
 
 
+def test_a_tail_longer_than_the_clocks_error_counts_however_short_the_duration():
+    """The clocks may be off by 20: that is too much for a duration of 10, and nothing beside a member 500 late."""
+    graph = build(2, {"world": [0, 1]}, lambda rank: [compute(), comm("all_reduce", "world", 8)])
+    late = [(0, 40), (40, 550)]
+    add_timing(graph, {0: rows(late), 1: rows([(0, 30), (30, 50)])}, 0)
+    graph.timing.clock_error[:] = 20
+    got = durations(graph, find_matches(graph))
+    assert [int(got.own[row][1]) for row in got.row] == [20, 20], "rank 1's own: it held nobody up for longer"
+    assert [int(got.tail[row][1]) for row in got.row] == [490, 0]
+
+
 def test_a_probe_is_used_where_members_never_met():
     graph = two_groups()
     add_timing(graph, {0: rows(TIMES), 1: rows(LATE)}, 0)

@@ -6,7 +6,10 @@ import pytest
 from prism_tools.errors import PrismError
 from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.schema import Match, Op
+from prism_tools.graph.semantics import EAGER_BYTES
 from tests.graph.builder import build, comm, compute, step, train4
+
+BACKENDS = ("nccl", "gloo")
 
 
 def members(matches: Matches) -> list[list[tuple[int, int]]]:
@@ -157,3 +160,14 @@ def test_many_problems_are_one_line_and_a_table():
         find_matches(graph)
     assert len(caught.value.detail.splitlines()) == 19
     assert len(find_matches(graph, strict=False).problems) == 30
+
+
+def test_small_sends_of_nccl_do_not_wait_for_their_receiver():
+    def nodes(rank):
+        peer, op = 1 - rank, ("recv", "send")[rank]
+        return [comm(op, "w", size, peer=peer) for size in (4, EAGER_BYTES["nccl"], EAGER_BYTES["nccl"] + 1)]
+
+    kinds = {
+        backend: find_matches(build(2, {"w": [0, 1]}, nodes, backend=backend)).kind.tolist() for backend in BACKENDS
+    }
+    assert kinds == {"nccl": [Match.EAGER, Match.EAGER, Match.PAIR], "gloo": [Match.PAIR] * 3}
