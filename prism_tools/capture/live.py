@@ -58,6 +58,7 @@ class LiveSession:
     """
 
     announces_groups = False
+    callbacks_wait = False
 
     def __init__(self, folder: str, stop_after: int, hold: int) -> None:
         from prism_tools.capture.trace import Tracer

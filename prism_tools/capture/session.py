@@ -34,6 +34,7 @@ class Session:
 
     tracing = True
     announces_groups = True
+    callbacks_wait = True  # a slice does what was recorded, where futures are complete when their callbacks are added
     device = None
 
     def __init__(

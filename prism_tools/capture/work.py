@@ -39,6 +39,15 @@ class TracedFuture(torch.futures.Future):
         super().__init__()
         self._work = work
 
+    def follow(self, real: torch.futures.Future) -> None:
+        """The backend's own future is done."""
+        try:
+            value = real.value()
+        except Exception as problem:
+            torch.futures.Future.set_exception(self, problem)
+        else:
+            torch.futures.Future.set_result(self, value)
+
     def wait(self) -> Any:
         self._work.wait()
         return super().wait()
@@ -57,16 +66,7 @@ class TracedFuture(torch.futures.Future):
 
 
 class RealFuture(TracedFuture):
-    """The Future of a real backend's work: only waiting is traced; callbacks run when and where the backend runs them."""
-
-    def follow(self, real: torch.futures.Future) -> None:
-        """The real future is done."""
-        try:
-            value = real.value()
-        except Exception as problem:
-            torch.futures.Future.set_exception(self, problem)
-        else:
-            torch.futures.Future.set_result(self, value)
+    """The Future of a live rank's work: only waiting is traced; callbacks run when and where the backend runs them."""
 
     def value(self) -> Any:
         return torch.futures.Future.value(self)
@@ -271,7 +271,7 @@ class RealWork(TracedWork):
         if self._future is None:
             real = self._work.get_future()
             self._queue_wait()
-            self._future = future = RealFuture(self)
+            self._future = future = TracedFuture(self) if self._session.callbacks_wait else RealFuture(self)
             real.add_done_callback(lambda _: future.follow(real))
         return self._future
 
