@@ -88,6 +88,7 @@ class Bench:
         command = self.program(*(["--profile"] if kind == "profiled" else []))
         if kind == "traced":
             tracer = [sys.executable, ROOT / "bin" / "prism-record", "-q", "--live", "--warmup", self.options.warmup]
+            tracer += ["--iterations", self.options.steps - self.options.warmup]  # room for events is made once
             command = [*tracer, "-o", self.graph(), "--", *command]
         log = self.folder / f"{self.name}.{kind}.{turn}.log"
         began = time.monotonic()
