@@ -74,9 +74,10 @@ def live_environment(folder: str, options: argparse.Namespace) -> dict[str, str]
         return {**os.environ, **added}
     here = Path(folder) / library.name
     shutil.copy(library, here)
-    if any(mark in str(here) for mark in " :"):  # separators of LD_PRELOAD
+    usable = [str(path) for path in (here, library) if not set(" :") & set(str(path))]  # separators of LD_PRELOAD
+    if not usable:
         raise PrismError(f"{here.parent.parent}: the output's folder has a space or colon in its name; choose another")
-    added["LD_PRELOAD"] = " ".join(filter(None, [str(here), os.environ.get("LD_PRELOAD", "")]))
+    added["LD_PRELOAD"] = " ".join(filter(None, [usable[0], os.environ.get("LD_PRELOAD", "")]))
     return {**os.environ, **added}
 
 
