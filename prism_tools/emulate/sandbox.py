@@ -43,8 +43,8 @@ def file_name(file: str) -> str:
 
 
 def check_hash_seed(graph: Graph) -> None:
-    """PrismError unless str hashes are what they were in the recording."""
-    if os.environ.get("PYTHONHASHSEED") != str(graph.launch.hash_seed):
+    """PrismError unless str hashes are what they were in the recording; those of a live job are each rank's own."""
+    if graph.launch.hash_seed != UNKNOWN and os.environ.get("PYTHONHASHSEED") != str(graph.launch.hash_seed):
         raise PrismError(
             f"the program was recorded with another hash seed; set PYTHONHASHSEED={graph.launch.hash_seed}"
         )
@@ -65,6 +65,9 @@ def run_sandbox(
 
     Returns each rank's trace and the assistant. Nothing of the run is left when this returns or raises.
     """
+    if len(sandbox) < graph.world_size and not graph.store.key and not graph.payload.uuid:
+        remedy = f"record the program with prism-record -n {graph.world_size}"
+        raise PrismError(f"the graph of a live job holds no values for virtual ranks to send; {remedy}")
     assistant = Assistant(graph, matches, sandbox, planner, payloads)
     sys.stdout.flush()
     gc.collect()

@@ -185,7 +185,7 @@ def _launch(traces: dict[int, dict[str, Any]], options: argparse.Namespace) -> L
         nproc_per_node=max(Counter(trace["host"] for trace in traces.values()).values()),
         device="cuda" if any("lanes" in trace for trace in traces.values()) else "cpu",
         backend=",".join(sorted(backends)) or "gloo",
-        hash_seed=int(os.environ.get("PYTHONHASHSEED", "0").replace("random", "0")),
+        hash_seed=int(seed) if (seed := os.environ.get("PYTHONHASHSEED", "random")).isdecimal() else UNKNOWN,
         entropy=np.zeros(len(traces), np.uint64),  # nothing was seeded
         warmup=options.warmup,
         stop_after=options.warmup + options.iterations if options.iterations else UNKNOWN,

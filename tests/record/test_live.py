@@ -77,6 +77,9 @@ def test_its_graph_is_measured_and_valid(whole):
     assert graph.groups.backend == ["gloo"] and graph.groups.members[0].tolist() == [0, 1]
     assert (graph.memory.rss > 50 << 20).all() and graph.memory.allocated.tolist() == [-1, -1]
     assert graph.timing.clock_error.tolist() == [0, 0], "one machine, one clock"
+    assert (
+        graph.launch.hash_seed == -1 and graph.launch.nproc_per_node == 2 and graph.ranks.local_rank.tolist() == [0, 1]
+    )
 
 
 def test_its_nodes_are_the_programs(whole):
@@ -98,6 +101,25 @@ def test_it_calibrates_from_its_own_durations(whole):
     assert all((source == Source.REAL).all() for source in inside)
     measured = np.mean([times[1:] for times in graph.timing.iteration_ns])
     assert abs(solved.timeline.iteration_time_ns / measured - 1) < 0.5
+
+
+def test_it_cannot_play_ranks(whole, tmp_path):
+    _, graph, _ = whole
+    file.write(graph, str(tmp_path / "live.h5"))
+    slice_ = [
+        sys.executable,
+        ROOT / "bin" / "prism-slice",
+        tmp_path / "live.h5",
+        "-s",
+        "1",
+        "-o",
+        tmp_path / "sliced.h5",
+    ]
+    done = subprocess.run(list(map(str, slice_)), capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        1, "prism-slice: the graph of a live job holds no values for virtual ranks to send; "
+        "record the program with prism-record -n 2\n"
+    )  # fmt: skip
 
 
 def test_the_program_outlives_the_window(tmp_path):
