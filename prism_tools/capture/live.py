@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from prism_tools.capture.calls import Call
     from prism_tools.capture.device import Coalescing
 
+SETTLE = 1.0  # seconds that operations which nobody waited for get to end at exit
 FOLDER = "PRISM_LIVE"  # where shards go
 STOP = "PRISM_LIVE_STOP"  # iterations after which tracing stops; 0: never
 HOLD = "PRISM_LIVE_HOLD"  # iteration in which the host gets ahead of the device; 0: none
@@ -74,6 +76,7 @@ class LiveSession:
         self._folder = Path(folder)
         self._stop_after = stop_after
         self._hold = hold
+        self.callbacks: deque[int] = deque()  # those that backends' threads have yet to run
         self._lock = threading.Lock()
         self._log: Any = None  # the device, when its log can be read
         self._iterations = 0
@@ -93,8 +96,8 @@ class LiveSession:
             return
         self.rank, self.world_size, self.tracing = rank, size, True
         self.tracer.host_end = time.monotonic_ns()
-        atexit.register(self.finish)
-        multiprocessing.util.Finalize(None, self.finish, exitpriority=0)  # how a child of multiprocessing ends
+        atexit.register(self.at_exit)
+        multiprocessing.util.Finalize(None, self.at_exit, exitpriority=0)  # how a child of multiprocessing ends
         os.environ.pop(FOLDER, None)  # other programs that this one starts are not ranks of its job
         others = [word for word in os.environ.pop("LD_PRELOAD", "").split() if not Path(word).name.startswith("stamp-")]
         if others:
@@ -192,6 +195,13 @@ class LiveSession:
             self._leave_shard()
         except Exception as problem:
             print(f"prism: rank {self.rank} on {os.uname().nodename} leaves no trace: {problem}", file=sys.stderr)
+
+    def at_exit(self) -> None:
+        """The program is over: let the backends' threads run our callbacks, which an interpreter that ends would kill."""
+        deadline = time.monotonic() + SETTLE
+        while self.callbacks and time.monotonic() < deadline and os.getpid() == self._pid:
+            time.sleep(0.001)
+        self.finish()
 
     def _leave_shard(self) -> None:
         from prism_tools.capture import shard

@@ -6,6 +6,7 @@ import os
 import random
 import sys
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
@@ -51,6 +52,7 @@ class Session:
         self.pending_ranks: tuple[int, ...] = ()
         self.slots: dict[tuple[str, str, tuple[int, ...]], int] = {}
         self.iterations = 0
+        self.callbacks: deque[int] = deque()  # those that backends' threads have yet to run
         self._announced_sites = 0
         self._after_mark = False
         client.on_dump = lambda: self.finish(1)

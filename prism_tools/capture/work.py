@@ -219,11 +219,18 @@ class RealWork(TracedWork):
             self._stamp_completion()
 
     def _stamp_completion(self) -> None:
-        tracer, node = self._session.tracer, self._node
+        tracer, node, running = self._session.tracer, self._node, self._session.callbacks
+
+        def stamp(_: Any) -> None:
+            tracer.completed(node, time.monotonic_ns())
+            running.pop()
+
         try:
-            self._work.get_future().add_done_callback(lambda _: tracer.completed(node, time.monotonic_ns()))
+            future = self._work.get_future()
         except RuntimeError:
-            pass  # gloo has no future for some operations: the end is where the wait returns
+            return  # gloo has no future for some operations: the end is where the wait returns
+        running.append(node)
+        future.add_done_callback(stamp)
 
     def wait(self, *timeout: Any) -> bool:
         """The real wait, every time, with the timeout that the program gave; the first that succeeds is an event."""
@@ -272,7 +279,14 @@ class RealWork(TracedWork):
             real = self._work.get_future()
             self._queue_wait()
             self._future = future = TracedFuture(self) if self._session.callbacks_wait else RealFuture(self)
-            real.add_done_callback(lambda _: future.follow(real))
+            running = self._session.callbacks
+            running.append(self._node)
+
+            def follow(done: torch.futures.Future) -> None:
+                future.follow(done)
+                running.pop()
+
+            real.add_done_callback(follow)
         return self._future
 
 
