@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
@@ -158,11 +159,14 @@ def start(client: Client, spec: Spec) -> Session:
     groups.install()
     store = PrismStore(client)
     rendezvous = sys.modules["torch.distributed.rendezvous"]
+    lives = itertools.count()
 
     def handler(url: str, timeout: Any = None, **_: Any) -> Any:
         query = parse_qs(urlparse(url).query)
         given = int(query.get("rank", [str(rank)])[0])
-        yield store, given, int(query.get("world_size", [os.environ["WORLD_SIZE"]])[0])
+        life = next(lives)  # a second one must not find the first one's keys: gloo would connect to addresses that were
+        own = dist.PrefixStore(f"life{life}", store) if life else store
+        yield own, given, int(query.get("world_size", [os.environ["WORLD_SIZE"]])[0])
 
     for scheme in ("env", "tcp", "file"):
         rendezvous._rendezvous_handlers[scheme] = handler  # type: ignore[attr-defined]
