@@ -29,7 +29,7 @@ TRIES = 30  # comparisons of the clocks, of which the closest counts
 
 def build() -> Path:
     """The library, compiled once for each version of its source. PrismError without a C compiler."""
-    source = SOURCE.read_bytes()
+    source = b"".join(path.read_bytes() for path in sorted(SOURCE.parent.iterdir()) if path.suffix in (".c", ".h"))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prism-tools"
     library = cache / f"stamp-{hashlib.sha256(source).hexdigest()[:16]}-{os.uname().machine}.so"
     if library.exists():
