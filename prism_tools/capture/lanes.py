@@ -118,6 +118,9 @@ class _Builder:
         return node
 
     def host_wait(self, start: int, end: int, *sources: int) -> None:
+        """Not where one of the backend's threads waits within a call of the host's own."""
+        if start < self.resumed:
+            return
         ready = min(end, max([start, *(self.nodes[source][6] for source in sources if source >= 0)]))
         self.host = self.add(Kind.WAIT, HOST_LANE, -1, start, ready, start, end)
         self.need(self.host, *sorted(set(sources)))

@@ -22,8 +22,10 @@ ROW = np.dtype(
      ("kind", "i4"), ("stamp", "i4"), ("thread", "i4"), ("node", "i4")]
 )  # fmt: skip
 PLACE = np.dtype([("stream", "u8"), ("kind", "i4"), ("idle", "i4")])
+ELSEWHERE = -3  # a row's stamp: on another device
 IDLE = 8_000  # ns between two stamps of a stream without work between them (measured: 2 to 3 µs, after a stalled wait 4 to 7)
 PATIENCE = 10  # seconds that the device gets to come to the end of the log
+FAULTS = {2: "no memory for more events", 400: "operations on several devices"}
 TRIES = 30  # comparisons of the clocks, of which the closest counts
 
 
@@ -63,7 +65,7 @@ class Stamps:
         lib.prism_mark.argtypes = (u64, i32, i32)
         lib.prism_hold.argtypes = (u64, i64)
         lib.prism_reserve.argtypes = (i64, i64)
-        for name in ("prism_reserve", "prism_rows", "prism_events", "prism_failed", "prism_anchor"):
+        for name in ("prism_reserve", "prism_rows", "prism_events", "prism_anchor"):
             getattr(lib, name).restype = i64
         for name in ("prism_mark", "prism_marked", "prism_switch", "prism_copy_rows", "prism_hold"):
             getattr(lib, name).restype = None
@@ -113,8 +115,8 @@ class Stamps:
         lies the launch latency, so that the edge from a call to the device takes no time. RuntimeError if a stamp
         failed, or the device does not come to the end of the log: it may wait for a rank that has failed.
         """
-        if self._lib.prism_failed():
-            raise RuntimeError("a stamp failed: streams of another device, or no memory for more events")
+        if error := self._lib.prism_failed():
+            raise RuntimeError(f"a stamp failed with CUDA error {error}: {FAULTS.get(error, 'not known')}")
         self.anchor()
         rows = self._rows()
         first, last = self._anchors[0], self._anchors[-1]
@@ -126,7 +128,7 @@ class Stamps:
             time.sleep(0.05)
         rate = (last[0] - first[0]) / (ns[last[2]] - ns[first[2]]) if last is not first else 1.0
         times = first[0] + np.rint(ns * rate).astype(np.int64)
-        return rows, times, max(after - before for before, after, _ in (first, last))
+        return rows[rows["stamp"] != ELSEWHERE], times, max(after - before for before, after, _ in (first, last))
 
     def learn(self) -> bool:
         """Find the points of the iteration before the last step but one at which their streams were idle: they are
@@ -177,7 +179,8 @@ def _places(rows: np.ndarray, at: np.ndarray) -> np.ndarray:
         elif thread in recorded:
             recorded[thread] += [event] * (kind == RECORD)
         elif kind in (RECORD, WAIT):
-            found.append((stream, kind, when - last.get(stream, -np.inf) < IDLE))
+            idle = when - last.get(stream, -np.inf) < IDLE
+            found.append((stream, kind, idle and row["stamp"] != ELSEWHERE))
             if kind == RECORD:
                 reached[event] = when
             else:

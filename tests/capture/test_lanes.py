@@ -142,6 +142,13 @@ def test_a_host_that_blocks_ends_when_the_stream_does():
     assert nodes[4] == ("stream 0", "COMPUTE", "NONE", 9600, 9900, [2]), "launched after the host was back"
 
 
+def test_a_backends_thread_that_blocks_while_the_host_does_is_not_the_host():
+    log = Log()
+    log.row(stamp.SYNC_STREAM, MAIN, at=9000, takes=9500)
+    log.row(stamp.SYNC_STREAM, SIDE, at=4000, takes=5000)
+    assert [node[:2] for node in log.nodes() if node[1] == "WAIT"] == [("host", "WAIT")]
+
+
 def test_the_whole_device_is_its_streams_and_the_backends():
     log = Log()
     log.operation(at=1000, on=NCCL, end=8000)

@@ -18,7 +18,7 @@ for name in ("cudaEventRecord", "cudaEventRecordWithFlags", "cudaStreamWaitEvent
     )
 program.cudaEventRecord.argtypes = [ctypes.c_void_p] * 2
 program.cudaStreamSynchronize.argtypes = [ctypes.c_void_p]
-BAD = 0xBAD
+OTHER, BROKEN = 0xBAD, 0xDEAD  # streams: of the other device, and one on which everything fails
 
 
 def event():
@@ -71,13 +71,30 @@ def errors():
     """The program gets the runtime's own error, ours is forgotten; the log has ended, and cannot be read."""
     stamps._lib.prism_switch(1)
     forgotten = count("errors_forgotten")
-    statuses = [program.cudaEventRecord(event(), BAD), program.cudaStreamSynchronize(BAD)]
+    statuses = [program.cudaEventRecord(event(), BROKEN), program.cudaStreamSynchronize(BROKEN)]
     ended = len(rows())
     program.cudaEventRecord(event(), 0x20)
     try:
         stamps.read()
     except RuntimeError as problem:
         return [*statuses, count("errors_forgotten") - forgotten, len(rows()) - ended, str(problem)]
+
+
+def other_device():
+    """Nothing of it is logged, whichever way it is named, and the log stays whole: also where room is made meanwhile."""
+    begin, device, room = len(rows()), ctypes.c_int.in_dll(runtime, "current"), event()
+    device.value = 1
+    theirs = event()
+    statuses = [program.cudaEventRecord(theirs, stream) for stream in (OTHER, None, 1)]
+    statuses += [program.cudaStreamSynchronize(None), program.cudaDeviceSynchronize()]
+    statuses += [program.cudaMemcpy(None, None, ctypes.c_size_t(0), 0)]
+    program.cudaStreamSynchronize(OTHER)
+    for _ in range(5000):
+        program.cudaEventRecord(room, 0x20)
+    statuses.append(device.value)
+    device.value = 0
+    log, times, _ = stamps.read()
+    return statuses, [row for row in rows()[begin:] if row[1] != 0x20], int(np.sum(log["stream"] == OTHER))
 
 
 def capture():
@@ -163,7 +180,7 @@ def rows():
     return [[int(row["kind"]), int(row["stream"]), int(row["stamp"] >= 0), int(row["node"])] for row in log]
 
 
-CHECKS = (off, logged, operation, capture, hold, copies, destroyed, more, known, read, errors)
+CHECKS = (off, logged, operation, other_device, capture, hold, copies, destroyed, more, known, read, errors)
 
 if __name__ == "__main__":
     stamps = Stamps()

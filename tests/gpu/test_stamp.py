@@ -66,8 +66,13 @@ def test_an_operation_is_stamped_where_it_begins_and_where_it_ends(results):
 
 
 def test_errors_are_the_runtimes_own(results):
-    failed = "a stamp failed: streams of another device, or no memory for more events"
-    assert results["errors"] == [400, 400, 1, 0, failed]
+    assert results["errors"] == [700, 700, 1, 0, "a stamp failed with CUDA error 700: not known"]
+
+
+def test_another_device_is_not_logged(results):
+    statuses, logged, read = results["other_device"]
+    assert statuses == [0, 0, 0, 0, 0, 0, 1]
+    assert logged == [[RECORD, 0xBAD, PLAIN, -1], [SYNC_STREAM, 0xBAD, PLAIN, -1]] and read == 0, "left out when read"
 
 
 def test_a_capture_is_left_alone(results):

@@ -18,12 +18,16 @@ struct row {
     int64_t issued; /* when our timing event was handed to the driver */
     int64_t after;  /* when it went on, less what we took for ourselves where the call does not block */
     uint64_t stream, event;
-    int32_t kind, stamp; /* stamp: index of our timing event, -1 none, -2 known to be where the stream was before */
+    int32_t kind, stamp; /* stamp: index of our timing event, or one of those below */
     int32_t thread, node; /* node: the tracer's, for CALL, RETURN and MARK */
 };
 
+enum { NO_STAMP = -1, IDLE = -2 /* known to be where the stream was before */, ELSEWHERE = -3 /* on another device */ };
+
 #define MAX_STREAMS 128
 #define CALL_SUCCESS 0
+#define NO_MEMORY 2 /* cudaErrorMemoryAllocation */
+#define INVALID_HANDLE 400 /* cudaErrorInvalidResourceHandle: event and stream are of different devices */
 
 static _Atomic int on, capturing;
 /* In chunks that never move: other threads may be writing while there is made more room. Room is made ahead where it costs
@@ -32,7 +36,8 @@ static _Atomic int on, capturing;
 #define MAX_CHUNKS 65536
 static struct row *_Atomic row_chunks[MAX_CHUNKS];
 static cudaEvent_t *_Atomic event_chunks[MAX_CHUNKS];
-static _Atomic int64_t n_rows, n_events, failed;
+static _Atomic int64_t n_rows, n_events;
+static _Atomic int failed; /* the first error of our own: the runtime's number */
 #define ROW(k) (row_chunks[(k) / CHUNK] + (k) % CHUNK)
 #define EVENT(k) (event_chunks[(k) / CHUNK] + (k) % CHUNK)
 static _Atomic(uint64_t) seen[MAX_STREAMS];
@@ -91,6 +96,23 @@ static void forget_error(void) {
         last();
 }
 
+/* The device of the log: a process may use others as well, and what it does there is not logged. */
+static _Atomic int home = -1;
+
+static int current_device(void) {
+    static cudaError_t (*_Atomic get)(int *);
+    int device = -1;
+    if (get || (get = (cudaError_t(*)(int *))real("cudaGetDevice")))
+        get(&device);
+    return device;
+}
+
+static void set_device(int device) {
+    cudaError_t (*set)(int) = (cudaError_t(*)(int))real("cudaSetDevice");
+    if (set)
+        set(device);
+}
+
 /* ---- the log ---- */
 
 static uint64_t handle_of(cudaStream_t stream) { /* 1 is the legacy default stream's other name */
@@ -126,34 +148,61 @@ static cudaEvent_t event_of(int64_t k) {
         return NULL;
     if (k / CHUNK >= MAX_CHUNKS || !chunk_of((void *_Atomic *)&event_chunks[k / CHUNK], sizeof(cudaEvent_t)))
         return NULL;
-    if (!*EVENT(k) && create(EVENT(k)) != CALL_SUCCESS) /* each index belongs to one thread */
+    if (*EVENT(k)) /* each index belongs to one thread */
+        return *EVENT(k);
+    int device = current_device(), away = home >= 0 && device != home; /* an event belongs to a device */
+    if (away)
+        set_device(home);
+    if (create(EVENT(k)) != CALL_SUCCESS)
         *EVENT(k) = NULL;
+    if (away)
+        set_device(device);
     return *EVENT(k);
 }
 
-/* A stamp that fails, on a stream of another device or for want of memory, ends the log: it would no longer be whole. The
- * program must not find our error. */
-static int stamp_event(cudaStream_t stream) {
-    int64_t k = atomic_fetch_add(&n_events, 1);
-    cudaEvent_t event = event_of(k);
-    if (event && real_record(event, stream) == CALL_SUCCESS)
-        return (int)k;
-    forget_error();
-    failed++;
-    on = 0;
-    return -1;
+/* A stream of our own, on which nothing else ever runs. */
+static cudaStream_t own_stream(void) {
+    static cudaStream_t stream;
+    cudaError_t (*create)(cudaStream_t *, unsigned);
+    if (!stream && (create = (cudaError_t(*)(cudaStream_t *, unsigned))real("cudaStreamCreateWithFlags")))
+        create(&stream, 1 /* non-blocking */);
+    return stream;
 }
 
+static void fail(int error) {
+    int none = 0;
+    atomic_compare_exchange_strong(&failed, &none, error);
+    on = 0;
+}
+
+/* The next event, recorded; index -1 if that fails. The program must not find our error. */
+static cudaError_t stamp_event(cudaStream_t stream, int32_t *index) {
+    int64_t k = atomic_fetch_add(&n_events, 1);
+    cudaEvent_t event = event_of(k);
+    cudaError_t status = event ? real_record(event, stream) : NO_MEMORY;
+    *index = status == CALL_SUCCESS ? (int32_t)k : NO_STAMP;
+    if (status == CALL_SUCCESS)
+        return status;
+    forget_error();
+    if (event)
+        real_record(event, own_stream()); /* all events are read in the end */
+    return status;
+}
+
+/* A stamp that fails ends the log, which would no longer be whole, unless it was for another device's stream. */
 static void stamp(struct row *row, cudaStream_t stream) {
-    row->stamp = stamp_event(stream);
+    cudaError_t status = stamp_event(stream, &row->stamp);
+    if (status == INVALID_HANDLE && row->kind != CALL && row->kind != RETURN && row->kind != MARK)
+        row->stamp = ELSEWHERE;
+    else if (status != CALL_SUCCESS)
+        fail(status);
     row->issued = now();
 }
 
 static struct row *add(int kind, cudaStream_t stream, cudaEvent_t event, int64_t before) {
     int64_t k = atomic_fetch_add(&n_rows, 1);
     if (k / CHUNK >= MAX_CHUNKS || !chunk_of((void *_Atomic *)&row_chunks[k / CHUNK], sizeof(struct row))) {
-        failed++;
-        on = 0;
+        fail(NO_MEMORY);
         return NULL;
     }
     if (thread_number < 0)
@@ -164,7 +213,7 @@ static struct row *add(int kind, cudaStream_t stream, cudaEvent_t event, int64_t
     row->stream = handle_of(stream);
     row->event = (uint64_t)event;
     row->kind = kind;
-    row->stamp = -1;
+    row->stamp = NO_STAMP;
     row->thread = thread_number;
     row->node = -1;
     return row;
@@ -185,11 +234,12 @@ static void stamp_point(struct row *row, cudaStream_t stream) {
     if (k >= n_places || places[k].kind != row->kind || places[k].stream != row->stream)
         strayed = 1;
     if (!strayed && places[k].idle) {
-        row->stamp = -2;
+        row->stamp = IDLE;
         return;
     }
     stamp(row, stream);
-    remember(row->stream);
+    if (row->stamp >= 0)
+        remember(row->stream);
 }
 
 /* The end of an entry: `cost` is what the real call took, `spent` what we took. */
@@ -202,6 +252,10 @@ static void leave(struct row *row, int64_t cost) {
 }
 
 static int active(void) { return on && !capturing; }
+
+/* Whether a call for `stream` belongs into the log. The default stream, also by its names 1 and 2, is the current device's;
+ * another device's other streams show when they are stamped. */
+static int logs(cudaStream_t stream) { return active() && ((uintptr_t)stream > 2 || current_device() == home); }
 
 /* ---- a head start for the host ---- */
 

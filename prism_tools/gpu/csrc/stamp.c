@@ -13,7 +13,7 @@
 
 static cudaError_t recorded(cudaEvent_t event, cudaStream_t stream, unsigned flags, int with_flags) {
     REAL("cudaEventRecordWithFlags", cudaEvent_t, cudaStream_t, unsigned);
-    if (!active())
+    if (!logs(stream))
         return with_flags ? call(event, stream, flags) : real_record(event, stream);
     int64_t before = now();
     struct row *row = add(RECORD, stream, event, before);
@@ -36,7 +36,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
     REAL("cudaStreamWaitEvent", cudaStream_t, cudaEvent_t, unsigned);
-    if (!active())
+    if (!logs(stream))
         return call(stream, event, flags);
     int64_t before = now();
     struct row *row = add(WAIT, stream, event, before);
@@ -51,7 +51,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     REAL("cudaStreamSynchronize", cudaStream_t);
     release();
-    if (!active())
+    if (!logs(stream))
         return call(stream);
     struct row *row = add(SYNC_STREAM, stream, NULL, now());
     if (row)
@@ -87,7 +87,7 @@ static void stamp_all(void) {
 cudaError_t cudaDeviceSynchronize(void) {
     REAL("cudaDeviceSynchronize", void);
     release();
-    if (!active())
+    if (!logs(NULL))
         return call();
     stamp_all();
     struct row *row = add(SYNC_DEVICE, NULL, NULL, now());
@@ -100,7 +100,7 @@ cudaError_t cudaDeviceSynchronize(void) {
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind) {
     REAL("cudaMemcpy", void *, const void *, size_t, int);
     release();
-    if (!active())
+    if (!logs(NULL))
         return call(to, from, size, kind);
     struct row *row = add(SYNC_STREAM, NULL, NULL, now());
     if (row)
@@ -114,7 +114,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind) {
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, cudaStream_t stream) {
     REAL("cudaMemcpyAsync", void *, const void *, size_t, int, cudaStream_t);
     static cudaError_t (*attributes)(void *, const void *);
-    if (!active() || kind != 2 /* device to host */ || in_call)
+    if (kind != 2 /* device to host */ || in_call || !logs(stream))
         return call(to, from, size, kind, stream);
     if (!attributes)
         attributes = (cudaError_t(*)(void *, const void *))real("cudaPointerGetAttributes");
@@ -263,15 +263,6 @@ void prism_marked(void) {
         marked->after = now();
 }
 
-/* A stream of our own, on which nothing else ever runs. */
-static cudaStream_t own_stream(void) {
-    static cudaStream_t stream;
-    cudaError_t (*create)(cudaStream_t *, unsigned);
-    if (!stream && (create = (cudaError_t(*)(cudaStream_t *, unsigned))real("cudaStreamCreateWithFlags")))
-        create(&stream, 1 /* non-blocking */);
-    return stream;
-}
-
 /* Have room for so many rows and events in all. 0, or -1. Not while operations are under way on other threads. */
 int64_t prism_reserve(int64_t want_rows, int64_t want_events) {
     static int64_t ready_rows, ready_events;
@@ -289,7 +280,12 @@ int64_t prism_reserve(int64_t want_rows, int64_t want_events) {
     return 0;
 }
 
-void prism_switch(int state) { on = state; }
+/* Log what the current device does from now on (1), or no more (0). */
+void prism_switch(int state) {
+    if (state)
+        home = current_device();
+    on = state;
+}
 
 /* From the next step on, `count` points of an iteration are known. */
 int prism_learn(const struct place *known, int64_t count) {
@@ -324,7 +320,7 @@ int64_t prism_rows(void) {
 
 int64_t prism_events(void) { return n_events; }
 
-int64_t prism_failed(void) { return failed; }
+int prism_failed(void) { return failed; }
 
 void prism_copy_rows(struct row *target, int64_t count) {
     for (int64_t k = 0; k < count; k++)
@@ -338,8 +334,8 @@ int64_t prism_anchor(int64_t *before, int64_t *after) {
     if (!wait)
         return -1;
     *before = now();
-    int k = stamp_event(own_stream());
-    if (k < 0 || wait(*EVENT(k)) != CALL_SUCCESS)
+    int32_t k;
+    if (stamp_event(own_stream(), &k) != CALL_SUCCESS || wait(*EVENT(k)) != CALL_SUCCESS)
         return -1;
     *after = now();
     return k;
