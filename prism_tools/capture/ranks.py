@@ -32,7 +32,8 @@ PRELOAD = (
     "torch.nn.parallel",
     "torch.optim",
 )
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_MEMORY_MERGE = 1, 67
+M_ARENA_MAX = -8  # of mallopt(3)
 
 
 @dataclass
@@ -74,6 +75,10 @@ def preload() -> None:
     for name in PRELOAD:
         importlib.import_module(name)
     importlib.import_module("prism_tools.capture.groups")
+    importlib.import_module("prism_tools.capture.warm").warm_up()
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0)  # ranks' pages are much alike: one copy, where the machine runs KSM
+    libc.mallopt(M_ARENA_MAX, 1)  # a rank's few threads share one heap
     gc.collect()
     gc.freeze()
 

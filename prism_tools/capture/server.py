@@ -6,6 +6,7 @@ import os
 import selectors
 import signal
 import socket
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -241,7 +242,7 @@ class Server:
         elif kind == "store":
             self._store(rank, peer, message[1], message[2])
         elif kind == "site":
-            rank.sites.append(message[2])
+            rank.sites.append(sys.intern(message[2]))
         elif kind == "group":
             self._group(rank, *message[1:])
         elif kind in ("channel", "push"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,30 @@ from prism_tools.graph import provenance
 from prism_tools.graph.model import Graph, Groups, Launch, Payload, Program, Ragged, Ranks, StoreLog, Values
 from prism_tools.graph.schema import VALUE_COLUMNS
 from prism_tools.graph.segments import find_segments
+
+ARRAYS = ("bytes", "count", "tag", "split_offset", "splits")  # of a trace: what makes its value class
+
+
+class Shared:
+    """Keeps what ranks' traces have in common once: memory grows with what differs, not with ranks times nodes."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[str, tuple[int, ...], bytes], np.ndarray] = {}
+        self._others: dict[Any, Any] = {}
+
+    def trace(self, trace: dict[str, Any]) -> dict[str, Any]:
+        """The trace of a recorded rank with equal parts shared, and without times, which mean nothing in a recording."""
+        columns = {name: self._array(column) for name, column in trace["columns"].items()}
+        arrays = {name: self._array(trace[name]) for name in ("edges", *ARRAYS)}
+        alike = {name: self._other(tuple(trace[name])) for name in ("sites", "slots")}
+        rest = {name: trace[name] for name in ("rss", "status") if name in trace}
+        return {"columns": columns, **arrays, **alike, **rest}
+
+    def _array(self, array: np.ndarray) -> np.ndarray:
+        return self._arrays.setdefault((array.dtype.str, array.shape, hashlib.blake2b(array.tobytes()).digest()), array)
+
+    def _other(self, value: Any) -> Any:
+        return self._others.setdefault(value, value)
 
 
 class Strings:
@@ -52,7 +77,8 @@ def build(
     world = len(launch.entropy)
     classes = _Classes()
     numbers = {(group.name, group.backend, group.members): group.number for group in groups}
-    members = [classes.add(traces.get(rank) or empty_trace(), numbers) for rank in range(world)]
+    missing = empty_trace()
+    members = [classes.add(traces.get(rank, missing), numbers) for rank in range(world)]
     place = np.arange(world, dtype=np.int32)
     ranks = Ranks(
         np.array([program for program, _, _ in members], np.int32),
@@ -85,25 +111,30 @@ class _Classes:
         self.strings = Strings()
         self.programs: list[Program] = []
         self.values: list[Values] = []
-        self._known: dict[bytes, int] = {}
+        self._known: dict[Any, int] = {}  # by content; of programs also by the identity of a trace's shared arrays
 
     def add(
         self, trace: dict[str, Any], numbers: dict[tuple[str, str, tuple[int, ...]], int]
     ) -> tuple[int, int, np.ndarray]:
         """A rank's program class, value class, and the group of each of its slots (int32)."""
-        columns = program_columns(trace, self.strings)
-        key = b"program" + b"".join(a.tobytes() for a in columns.values()) + trace["edges"].tobytes()
-        if key not in self._known:
-            self._known[key] = len(self.programs)
-            self.programs.append(Program(columns, trace["edges"]))
-        program = self._known[key]
-        arrays = [trace[name] for name in ("bytes", "count", "tag", "split_offset", "splits")]
-        key = b"values" + b"".join(a.tobytes() for a in arrays)
+        same = ("same", *(id(array) for array in (*trace["columns"].values(), trace["edges"])), tuple(trace["sites"]))
+        if same not in self._known:
+            self._known[same] = self._program(program_columns(trace, self.strings), trace["edges"])
+        arrays = [trace[name] for name in ARRAYS]
+        key = b"values" + hashlib.blake2b(b"".join(a.tobytes() for a in arrays)).digest()
         if key not in self._known:
             self._known[key] = len(self.values)
             self.values.append(Values(dict(zip(VALUE_COLUMNS, arrays, strict=False)), Ragged(*arrays[3:])))
         slots = np.array([numbers[name, backend, tuple(ranks)] for name, backend, ranks in trace["slots"]], np.int32)
-        return program, self._known[key], slots
+        return self._known[same], self._known[key], slots
+
+    def _program(self, columns: dict[str, np.ndarray], edges: np.ndarray) -> int:
+        content = b"".join(a.tobytes() for a in columns.values()) + edges.tobytes()
+        key = b"program" + hashlib.blake2b(content).digest()
+        if key not in self._known:
+            self._known[key] = len(self.programs)
+            self.programs.append(Program(columns, edges))
+        return self._known[key]
 
 
 def empty_trace() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from prism_tools.capture import ranks, wire
 from prism_tools.capture.server import Operation, Rank, Server, process_state
 from prism_tools.errors import PrismError
 from prism_tools.graph.schema import P2P, ROOTED, Op
+from prism_tools.record.build import Shared
 from prism_tools.record.report import deadlock_table, suspicion
 from prism_tools.tensors.executor import Tensors, execute, unpack
 from prism_tools.tensors.payload import PayloadWriter
@@ -84,6 +85,7 @@ class Coordinator(Server):
         self.sends: dict[tuple, deque] = {}
         self.recvs: dict[tuple, deque] = {}
         self.hot: Collective | None = None
+        self.shared = Shared()
         self.watching: set[int] = set()  # ranks with an operation that C++ may wait for
 
     # --- turns
@@ -241,6 +243,8 @@ class Coordinator(Server):
 
     def on_leave(self, rank: Rank, peer: wire.Peer) -> None:
         turn = self.turns[rank.number]
+        if rank.trace is not None:
+            rank.trace = self.shared.trace(rank.trace)
         self._block(turn)
         turn.state = State.LEFT
         peer.send(("ok", None))

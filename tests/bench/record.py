@@ -1,0 +1,111 @@
+"""prism-record at scale: the example GPT at 8, 64, 256 and 1,024 ranks on the cores there are; memory of a rank, and time.
+
+time / (CPU / cores) is 1 where no core is ever idle; CPU is that of all ranks and of the coordinator. Sizes for which there is no
+memory are left out, and said.
+"""
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from figures import figure, progress
+
+ROOT = Path(__file__).resolve().parents[2]
+GPT = ROOT / "share" / "prism" / "examples" / "gpt.py"
+WORLDS = (8, 64, 256, 1024)
+GOAL_MB = 14.0
+SAMPLED = 8  # ranks whose memory is read
+EVERY = 2.0  # seconds between two looks
+ENOUGH = 1 << 30  # bytes that a larger run must leave free
+
+
+def private_bytes(pid):
+    """What a process has for itself alone (Private_Clean + Private_Dirty); 0 if it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+def children(pid):
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def available():
+    """Bytes that programs can still have."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return 0
+
+
+class Watch(threading.Thread):
+    """The largest private memory of a rank, and that of the coordinator, while a recording runs."""
+
+    def __init__(self, process):
+        super().__init__(daemon=True)
+        self.process, self.rank, self.coordinator = process, 0.0, 0
+
+    def run(self):
+        while self.process.poll() is None:
+            ranks = children(self.process.pid)
+            found = [private_bytes(pid) for pid in ranks[:: max(1, len(ranks) // SAMPLED)]]
+            self.rank = max(self.rank, statistics.mean(found) if found else 0)
+            self.coordinator = max(self.coordinator, private_bytes(self.process.pid))
+            time.sleep(EVERY)
+
+
+def record(folder, world, jobs, steps, tp, pp):
+    """(seconds, CPU seconds, watch) of one recording."""
+    tool = [sys.executable, ROOT / "bin" / "prism-record", "-q", "-n", world, "-j", jobs, "--tensors", "none"]
+    words = [*tool, "-o", folder / "graph.h5", "--", GPT, "--steps", steps, "--tp", tp, "--pp", pp]
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    process = subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL)
+    watch = Watch(process)
+    watch.start()
+    if process.wait():
+        raise SystemExit(f"bench: {world} ranks: prism-record ended with status {process.returncode}")
+    watch.join()
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, watch
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", default=",".join(map(str, WORLDS)), help="sizes (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=2, help="training steps (default: 2)")
+    options = parser.parse_args()
+    jobs = len(os.sched_getaffinity(0))
+    seen = 0.0
+    with tempfile.TemporaryDirectory() as scratch:
+        for world in map(int, options.worlds.split(",")):
+            name = f"record, GPT tiny, W = {world}"
+            if seen * world > available() - ENOUGH:
+                progress(
+                    f"{name}: left out: {seen * world / 2**30:.1f} GiB are needed, {available() / 2**30:.1f} are free"
+                )
+                continue
+            seconds, cpu, watch = record(Path(scratch), world, jobs, options.steps, 2, 2)
+            seen = max(seen, watch.rank)
+            progress(f"{name}: {seconds:.0f} s")
+            figure(f"{name}: time", seconds, "s")
+            figure(f"{name}: CPU of a rank", cpu / world, "s")
+            figure(f"{name}: time / (CPU / cores)", seconds / (cpu / jobs), "ratio")
+            megabytes = watch.rank / 1e6
+            figure(f"{name}: private memory of a rank", megabytes, "MB", GOAL_MB, megabytes <= GOAL_MB)
+            figure(f"{name}: private memory of the coordinator", watch.coordinator / 1e6, "MB")
+
+
+if __name__ == "__main__":
+    main()

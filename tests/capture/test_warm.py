@@ -1,0 +1,54 @@
+"""What is set up before ranks are forked leaves nothing that a program could see, and ranks can train afterwards."""
+
+import json
+import subprocess
+import sys
+
+from tests.tools import environment
+
+SCRIPT = """
+import json, os
+import torch, torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import _random
+from prism_tools.capture import ranks
+before = {name: repr(value) for name, value in vars(distributed_c10d._world).items()}
+ranks.preload()
+after = {name: repr(value) for name, value in vars(distributed_c10d._world).items()}
+threads = len(os.listdir("/proc/self/task"))
+reads, writes = os.pipe()
+if not os.fork():  # a rank
+    weight = torch.ones(2, requires_grad=True)
+    (weight * 3).sum().backward()
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)
+    group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"].get_group()
+    os.write(writes, json.dumps([weight.grad.tolist(), group.group_name]).encode())
+    os._exit(0)
+rank = json.loads(os.read(reads, 1000))
+print(json.dumps([before == after, threads, dist.is_initialized(), _random._rng_tracker is None, rank]))
+"""
+FRESH = """
+import json
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg
+from torch.distributed.device_mesh import init_device_mesh
+dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)
+print(json.dumps(init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"].get_group().group_name))
+"""
+
+
+def printed(script):
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(OMP_NUM_THREADS="1"),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_nothing_is_left_and_a_rank_trains():
+    name = printed(FRESH)
+    assert printed(SCRIPT) == [True, 1, False, True, [[3.0, 3.0], name]]
