@@ -32,8 +32,7 @@ PRELOAD = (
     "torch.nn.parallel",
     "torch.optim",
 )
-PR_SET_PDEATHSIG, PR_SET_MEMORY_MERGE = 1, 67
-M_ARENA_MAX = -8  # of mallopt(3)
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -64,8 +63,10 @@ def threads_of_a_rank() -> None:
         os.environ.setdefault(name, "1")
 
 
-def preload() -> None:
-    """Import torch and what programs need of it, and make the memory shareable with forked ranks."""
+def preload(warm: bool = False) -> None:
+    """Import torch and what programs need of it, and make the memory shareable with forked ranks. ``warm``: also let torch
+    set itself up here (capture/warm.py): for many ranks, and not where one is measured, whose memory and first operations are
+    to be those of a process of its own."""
     threads_of_a_rank()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket or two for each rank, and payloads in flight
@@ -75,10 +76,8 @@ def preload() -> None:
     for name in PRELOAD:
         importlib.import_module(name)
     importlib.import_module("prism_tools.capture.groups")
-    importlib.import_module("prism_tools.capture.warm").warm_up()
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0)  # ranks' pages are much alike: one copy, where the machine runs KSM
-    libc.mallopt(M_ARENA_MAX, 1)  # a rank's few threads share one heap
+    if warm:
+        importlib.import_module("prism_tools.capture.warm").warm_up()
     gc.collect()
     gc.freeze()
 

@@ -242,7 +242,7 @@ class Server:
         elif kind == "store":
             self._store(rank, peer, message[1], message[2])
         elif kind == "site":
-            rank.sites.append(sys.intern(message[2]))
+            rank.sites.append(sys.intern(message[2]))  # the same texts in every rank
         elif kind == "group":
             self._group(rank, *message[1:])
         elif kind in ("channel", "push"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import warnings
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ WIDTH, TOKENS = 8, 4
 
 
 class _Block(nn.Module):
-    """A little of what models are made of."""
+    """A little of what models are made of: float[batch, tokens, WIDTH] → the same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,19 +34,31 @@ class _Block(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float[batch, tokens, WIDTH] → the same."""
         heads = self.norm(x).unflatten(-1, (2, -1)).transpose(1, 2)
         mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
         return x + self.down(nn.functional.gelu(self.up(mixed.transpose(1, 2).flatten(2))))
 
 
-def warm_up() -> None:
+class _Model(nn.Module):
+    """Classes of tokens that it does not look at: float[2, TOKENS, WIDTH]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.block, self.head = nn.Embedding(WIDTH, WIDTH), _Block(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, _: torch.Tensor) -> torch.Tensor:
+        return self.head(self.block(self.token(torch.zeros(2, TOKENS, dtype=torch.long))))
+
+
+def warm_up() -> list[Exception]:
     """Train small models of the usual kinds in this process, among ranks that do not exist, and forget them.
 
-    Must leave no thread and no state behind; what fails costs memory, and nothing else.
+    Leaves no thread and no state behind but torch's backend "fake", registered. Returns what failed, which costs memory and
+    nothing else.
     """
     tracker = _random._rng_tracker
-    with warnings.catch_warnings(), contextlib.suppress(Exception):
+    failed: list[Exception] = []
+    with warnings.catch_warnings(), _kept(failed):
         warnings.simplefilter("ignore")
         if torch.accelerator.is_available():  # its backward starts threads, which a fork would leave behind
             with torch.no_grad():
@@ -56,11 +69,20 @@ def warm_up() -> None:
             try:
                 mesh = init_device_mesh("cpu", (1, 2, 4), mesh_dim_names=("pp", "dp", "tp"))
                 for kind in (_replicated, _split, _sharded, _pipelined):
-                    with contextlib.suppress(Exception):
+                    with _kept(failed):
                         kind(mesh)
             finally:
                 dist.destroy_process_group()
     _random._rng_tracker = tracker
+    return failed
+
+
+@contextlib.contextmanager
+def _kept(failed: list[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as problem:  # of a torch that does something else here: recording must go on
+        failed.append(problem)
 
 
 def _train(model: nn.Module, optimizers: tuple[type[torch.optim.Optimizer], ...]) -> None:
@@ -82,21 +104,13 @@ def _replicated(mesh: DeviceMesh) -> None:
 
 
 def _split(mesh: DeviceMesh) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.token, self.block, self.head = nn.Embedding(WIDTH, WIDTH), _Block(), nn.Linear(WIDTH, WIDTH)
-
-        def forward(self, _: torch.Tensor) -> torch.Tensor:
-            return self.head(self.block(self.token(torch.zeros(2, TOKENS, dtype=torch.long))))
-
     plan = {
         "token": RowwiseParallel(input_layouts=Replicate()),
         "block.up": ColwiseParallel(),
         "block.down": RowwiseParallel(),
         "head": ColwiseParallel(output_layouts=Replicate()),
     }
-    _train(parallelize_module(Model(), mesh["tp"], plan), (torch.optim.AdamW,))
+    _train(parallelize_module(_Model(), mesh["tp"], plan), (torch.optim.AdamW,))
 
 
 def _sharded(mesh: DeviceMesh) -> None:
@@ -107,7 +121,7 @@ def _sharded(mesh: DeviceMesh) -> None:
 
 
 def _pipelined(mesh: DeviceMesh) -> None:
-    # one stage: objects received from a rank that is not there would be garbage
+    """One stage: what were received from a rank that is not there would be garbage."""
     stage = PipelineStage(_Block(), 0, 1, torch.device("cpu"), group=mesh["pp"].get_group())
     schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
     for _ in range(STEPS):

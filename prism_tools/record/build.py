@@ -111,24 +111,27 @@ class _Classes:
         self.strings = Strings()
         self.programs: list[Program] = []
         self.values: list[Values] = []
-        self._known: dict[Any, int] = {}  # by content; of programs also by the identity of a trace's shared arrays
+        self._alike: dict[tuple, int] = {}  # arrays of a trace, by identity, and its sites → program class
+        self._known: dict[bytes, int] = {}  # content → program class or value class
 
     def add(
         self, trace: dict[str, Any], numbers: dict[tuple[str, str, tuple[int, ...]], int]
     ) -> tuple[int, int, np.ndarray]:
         """A rank's program class, value class, and the group of each of its slots (int32)."""
-        same = ("same", *(id(array) for array in (*trace["columns"].values(), trace["edges"])), tuple(trace["sites"]))
-        if same not in self._known:
-            self._known[same] = self._program(program_columns(trace, self.strings), trace["edges"])
-        arrays = [trace[name] for name in ARRAYS]
-        key = b"values" + hashlib.blake2b(b"".join(a.tobytes() for a in arrays)).digest()
+        arrays = (*trace["columns"].values(), trace["edges"])
+        alike = (*map(id, arrays), *trace["sites"])
+        if alike not in self._alike:  # of thousands of ranks that Shared found equal, one is looked at
+            self._alike[alike] = self._program(program_columns(trace, self.strings), trace["edges"])
+        values = [trace[name] for name in ARRAYS]
+        key = b"values" + hashlib.blake2b(b"".join(a.tobytes() for a in values)).digest()
         if key not in self._known:
             self._known[key] = len(self.values)
-            self.values.append(Values(dict(zip(VALUE_COLUMNS, arrays, strict=False)), Ragged(*arrays[3:])))
+            self.values.append(Values(dict(zip(VALUE_COLUMNS, values, strict=False)), Ragged(*values[3:])))
         slots = np.array([numbers[name, backend, tuple(ranks)] for name, backend, ranks in trace["slots"]], np.int32)
-        return self._known[same], self._known[key], slots
+        return self._alike[alike], self._known[key], slots
 
     def _program(self, columns: dict[str, np.ndarray], edges: np.ndarray) -> int:
+        """The class of these columns, [n] each, and edges, [m, 2]; a new one if none is equal."""
         content = b"".join(a.tobytes() for a in columns.values()) + edges.tobytes()
         key = b"program" + hashlib.blake2b(content).digest()
         if key not in self._known:

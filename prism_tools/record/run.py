@@ -33,7 +33,7 @@ def record(options: argparse.Namespace) -> int:
     coordinator = Coordinator(options.jobs, payloads)
     try:
         options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time; payloads: {options.tensors}")
-        ranks.preload()
+        ranks.preload(warm=True)
         for rank in range(options.world_size):
             coordinator.launch(spec_of(launch, rank))
         try:

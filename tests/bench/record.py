@@ -22,7 +22,7 @@ GPT = ROOT / "share" / "prism" / "examples" / "gpt.py"
 WORLDS = (8, 64, 256, 1024)
 GOAL_MB = 14.0
 SAMPLED = 8  # ranks whose memory is read
-EVERY = 2.0  # seconds between two looks
+EVERY = 0.5  # seconds between two looks
 ENOUGH = 1 << 30  # bytes that a larger run must leave free
 
 
@@ -51,18 +51,21 @@ def available():
 
 
 class Watch(threading.Thread):
-    """The largest private memory of a rank, and that of the coordinator, while a recording runs."""
+    """The largest private memory of the coordinator, and of a rank (the mean of SAMPLED ones), bytes, while all ranks are there:
+    what few processes share would count as theirs."""
 
-    def __init__(self, process):
+    def __init__(self, process, world):
         super().__init__(daemon=True)
-        self.process, self.rank, self.coordinator = process, 0.0, 0
+        self.process, self.world = process, world
+        self.rank, self.coordinator = 0.0, 0
 
     def run(self):
         while self.process.poll() is None:
             ranks = children(self.process.pid)
-            found = [private_bytes(pid) for pid in ranks[:: max(1, len(ranks) // SAMPLED)]]
-            self.rank = max(self.rank, statistics.mean(found) if found else 0)
-            self.coordinator = max(self.coordinator, private_bytes(self.process.pid))
+            if len(ranks) == self.world:
+                found = [private_bytes(pid) for pid in ranks[:: max(1, len(ranks) // SAMPLED)]]
+                self.rank = max(self.rank, statistics.mean(found))
+                self.coordinator = max(self.coordinator, private_bytes(self.process.pid))
             time.sleep(EVERY)
 
 
@@ -72,7 +75,7 @@ def record(folder, world, jobs, steps, tp, pp):
     words = [*tool, "-o", folder / "graph.h5", "--", GPT, "--steps", steps, "--tp", tp, "--pp", pp]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL)
-    watch = Watch(process)
+    watch = Watch(process, world)
     watch.start()
     if process.wait():
         raise SystemExit(f"bench: {world} ranks: prism-record ended with status {process.returncode}")

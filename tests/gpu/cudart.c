@@ -1,6 +1,6 @@
-/* Stands in for the CUDA runtime where there is no GPU: it counts calls, and streams are always idle. There are two devices:
- * stream 0xbad is of the second one. An event is reached as
- * soon as it is recorded. What it cannot show, streams that lag behind, is in tests/golden/live. */
+/* Stands in for the CUDA runtime where there is no GPU: it counts calls, and streams are always idle. An event is reached as
+ * soon as it is recorded. There are two devices: stream 0xbad is of the second one. What it cannot show, streams that lag behind,
+ * is in tests/golden/live. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdlib.h>
