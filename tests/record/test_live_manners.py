@@ -13,6 +13,7 @@ from prism_tools.record.live import read_shards
 from tests.capture.test_lanes import GOLDEN
 from tests.record.test_live import ENVIRONMENT, TORCHRUN, live
 
+# Programs end their groups: without that, gloo alone aborts at the exit of one process in thirty.
 HEAD = """
 import datetime, os, subprocess, sys, time, torch, torch.distributed as dist
 def say(*words):
@@ -86,6 +87,7 @@ def work(rank, folder):
     tensor = torch.ones(1) * (rank + 1)
     dist.all_reduce(tensor)
     say(rank, tensor.item())
+    dist.destroy_process_group()
 if __name__ == "__main__":
     mp.start_processes(work, (os.getcwd(),), nprocs=2, start_method="fork")
 """
@@ -108,10 +110,11 @@ dist.init_process_group("gloo")
 dist.barrier()
 if dist.get_rank() == 0:  # a job of its own, which is not this one's rank 0
     inner = ("import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1);"
-             "d.barrier(); print('inner')")
+             "d.barrier(); print('inner'); d.destroy_process_group()")
     subprocess.run([sys.executable, "-c", inner], check=True)
 dist.barrier()
 say("environment", [name for name in os.environ if name in ("PRISM_LIVE", "LD_PRELOAD")])
+dist.destroy_process_group()
 """
 
 
@@ -150,6 +153,7 @@ for step in range(4):
     dist.barrier()
     optimizer.step()
 say(tensor.item())
+dist.destroy_process_group()
 """
 
 
@@ -170,6 +174,7 @@ for call in (lambda: group.allreduce(None), lambda: group.allreduce([]), lambda:
     except Exception as problem:
         say(type(problem).__name__, str(problem).splitlines()[0][:60])
 dist.barrier()
+dist.destroy_process_group()
 """
 
 
