@@ -15,6 +15,7 @@ from prism_tools.capture import clock, ranks, wire
 from prism_tools.capture.kv import KeyValue
 from prism_tools.errors import PrismError
 from prism_tools.graph.schema import Op, Reduce
+from prism_tools.tensors.refusals import refusal
 
 FULL_POLL = 0.001  # seconds between attempts to send what a full socket did not take
 GRACE = 10.0  # seconds that ranks get to send their traces and leave when a run is given up
@@ -63,6 +64,12 @@ class Operation:
         size = sum(count * wire.itemsize(name) for name, count in self.descs)
         dtype = f" {self.descs[0][0]}" if self.descs else ""
         return f"{self.op.name.lower()} {size:,} B{dtype} ({self.site})"
+
+
+def refusal_of(operation: Operation) -> str:
+    """Why the group's real backend would refuse this operation; "" if it would not."""
+    dtype = operation.descs[0][0] if operation.descs else ""
+    return refusal(operation.group.backend, operation.op, operation.reduce, dtype)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from prism_tools.capture import ranks, wire
-from prism_tools.capture.server import Operation, Rank, Server, process_state
+from prism_tools.capture.server import Operation, Rank, Server, process_state, refusal_of
 from prism_tools.errors import PrismError
 from prism_tools.graph.schema import P2P, ROOTED, Op
 from prism_tools.record.build import Shared
@@ -181,7 +181,10 @@ class Coordinator(Server):
             self.payloads.add(rank.number, operation.node, operation.payload, is_essential(operation))
         if operation.op is not Op.SEND:
             turn.issued[operation.opid] = operation
-        if operation.op in P2P:
+        refused = refusal_of(operation)
+        if refused:  # by every member alike, before any of them waits
+            self._fail(turn, operation.opid, refused)
+        elif operation.op in P2P:
             self._point_to_point(turn, operation)
         else:
             self._collective(turn, operation)
@@ -280,9 +283,9 @@ class Coordinator(Server):
             del self.open[key]
             self._execute(found)
         elif operation.op is Op.BROADCAST and operation.root == member:
-            self._complete(turn, operation.opid, [], -1)  # the root has nothing to wait for
+            self._complete(turn, operation.opid)  # the root has nothing to wait for
         elif operation.op in (Op.GATHER, Op.REDUCE) and operation.root != member:
-            self._complete(turn, operation.opid, [], -1)
+            self._complete(turn, operation.opid)
 
     def _compare(self, found: Collective, sequence: int, rank: Rank, operation: Operation) -> None:
         """PrismError if this member calls something else than the first one did."""
@@ -304,23 +307,32 @@ class Coordinator(Server):
             outs = execute(first.op, ins, first.reduce, first.root, first.factor)
         except (RuntimeError, IndexError, ValueError) as error:
             where = f"{first.op.name.lower()} on group {first.group.label()} ({first.site})"
-            raise PrismError(f"{where}: the members' tensors do not fit together: {error}") from error
+            for number, opid in filter(None, found.arrived):
+                text = f"prism: {where}: the members' tensors do not fit together: {error}"
+                self._fail(self.turns[number], opid, text)
+            return
         packed: dict[int, tuple[list, wire.Parcel]] = {}
         for tensors, arrived in zip(outs, found.arrived, strict=True):
             assert arrived is not None
             number, opid = arrived
             if id(tensors) not in packed:
                 packed[id(tensors)] = (wire.descs_of(tensors), wire.pack(tensors))
-            self._finish(self.turns[number], opid, *packed[id(tensors)], -1)
+            descs, parcel = packed[id(tensors)]
+            self._finish(self.turns[number], ("done", opid, descs, 0, -1), parcel)
 
-    def _complete(self, turn: Turn, opid: int, tensors: Tensors, peer: int) -> None:
-        self._finish(turn, opid, wire.descs_of(tensors), wire.pack(tensors), peer)
+    def _complete(self, turn: Turn, opid: int) -> None:
+        """One member's operation is over, and it receives nothing."""
+        self._finish(turn, ("done", opid, [], 0, -1))
 
-    def _finish(self, turn: Turn, opid: int, descs: list, parcel: wire.Parcel, peer: int) -> None:
-        """The results of one member's operation are there."""
+    def _fail(self, turn: Turn, opid: int, text: str) -> None:
+        """The member's wait raises a RuntimeError with this text."""
+        self._finish(turn, ("failed", opid, text, 0, -1))
+
+    def _finish(self, turn: Turn, message: tuple, parcel: wire.Parcel = wire.NOTHING) -> None:
+        """The answer to one member's operation is there."""
+        opid = message[1]
         if turn.issued.pop(opid, None) is None:
             return  # an early leaver: it has been answered already
-        message = ("done", opid, descs, 0, peer)
         rank = turn.rank
         if opid in rank.watched and rank.push is not None:
             push = rank.push
@@ -363,8 +375,7 @@ class Coordinator(Server):
         self.recvs.setdefault(key, deque()).append((turn, operation.opid))
 
     def _deliver(self, receiver: Turn, opid: int, source: int, sent: Operation) -> None:
-        parcel = wire.Parcel([sent.payload])
-        self._finish(receiver, opid, sent.descs, parcel, source)
+        self._finish(receiver, ("done", opid, sent.descs, 0, source), wire.Parcel([sent.payload]))
 
     # --- the end that must not happen
 

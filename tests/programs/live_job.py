@@ -82,6 +82,7 @@ def outcome(function):
         text = (str(error).splitlines() or [""])[0]
         if options.only:
             traceback.print_exc()
+        text = re.sub(r"^\[rank.*?\.cpp:\d+\] ", "", text)  # torch's log line begins so
         return f"{type(error).__name__}: {re.sub('0x[0-9a-f]+', '0x', text)}"
 
 
