@@ -44,7 +44,7 @@ class Call:
     sync: bool = False  # the caller said that it blocks at once; False where that is not known
     splits: tuple[int, ...] = ()  # all_to_all of whole tensors: bytes to each member, then from each
     device: str = ""  # type of device where there is no tensor to tell
-    sparse: list[torch.Tensor] = field(default_factory=list)  # what ins and outs stand for: sums of sparse tensors
+    given: list[torch.Tensor] = field(default_factory=list)  # the caller's tensors, if ins and outs stand for them
 
 
 def reduction(op: Any) -> tuple[Reduce, float]:
@@ -86,7 +86,8 @@ def all_reduce(group: TracedGroup, tensors: Any, options: Any = None, *_: Any, *
     kind, factor = reduce_of(options)
     if group.played and ts and ts[0].is_sparse:
         return sparse_all_reduce(ts, kind, is_sync(options))
-    return Call(Op.ALL_REDUCE, ts, ts, kind, factor=factor, sync=is_sync(options))
+    flat = memory(group, ts)
+    return Call(Op.ALL_REDUCE, flat, flat, kind, factor=factor, sync=is_sync(options), given=ts)
 
 
 def sparse_all_reduce(ts: list[torch.Tensor], kind: Reduce, sync: bool) -> Call:
@@ -100,15 +101,22 @@ def sparse_all_reduce(ts: list[torch.Tensor], kind: Reduce, sync: bool) -> Call:
         ones = torch.ones(tensor.indices().shape[1], dtype=torch.int32)
         places = torch.sparse_coo_tensor(tensor.indices(), ones, tensor.shape[: tensor.sparse_dim()])
         dense += [tensor.to_dense(), places.to_dense()]
-    return Call(Op.ALL_REDUCE, dense, dense, kind, sync=sync, sparse=ts)
+    return Call(Op.ALL_REDUCE, dense, dense, kind, sync=sync, given=ts)
+
+
+def memory(group: TracedGroup, ts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What gloo sums and broadcasts: as many elements as there are, from the first one on, whatever the strides say."""
+    if not group.played or all(tensor.is_contiguous() for tensor in ts):
+        return ts
+    return [tensor.detach().as_strided((tensor.numel(),), (1,)) for tensor in ts]
 
 
 def densified(call: Call) -> None:
     """The results are in ``outs``: put those of sparse tensors where the caller expects them."""
-    for tensor, total, places in zip(call.sparse, call.outs[::2], call.outs[1::2], strict=True):
+    for tensor, total, places in zip(call.given, call.outs[::2], call.outs[1::2], strict=True):
         indices = places.nonzero().t()
         with torch.no_grad():
-            tensor.detach().copy_(torch.sparse_coo_tensor(indices, total[tuple(indices)], tensor.shape).coalesce())
+            tensor.copy_(torch.sparse_coo_tensor(indices, total[tuple(indices)], tensor.shape).coalesce())
 
 
 def reduce(group: TracedGroup, tensors: Any, options: Any, *_: Any) -> Call:
@@ -117,7 +125,9 @@ def reduce(group: TracedGroup, tensors: Any, options: Any, *_: Any) -> Call:
     root = options.rootRank
     if group.played:
         misfits.check_root("reduce", root, group.size())
-    return Call(Op.REDUCE, ts, ts if group.rank() == root else [], kind, root, factor=factor, sync=is_sync(options))
+    flat = memory(group, ts)
+    outs = flat if group.rank() == root else []
+    return Call(Op.REDUCE, flat, outs, kind, root, factor=factor, sync=is_sync(options), given=ts)
 
 
 def broadcast(group: TracedGroup, tensors: Any, options: Any = None, *_: Any, **__: Any) -> Call:
@@ -126,7 +136,9 @@ def broadcast(group: TracedGroup, tensors: Any, options: Any = None, *_: Any, **
     if group.played:
         misfits.check_root("broadcast", root, group.size())
     mine = group.rank() == root
-    return Call(Op.BROADCAST, ts if mine else [], [] if mine else ts, root=root, sync=is_sync(options))
+    flat = memory(group, ts)
+    ins, outs = (flat, []) if mine else ([], flat)
+    return Call(Op.BROADCAST, ins, outs, root=root, sync=is_sync(options), given=ts)
 
 
 def allgather(group: TracedGroup, outs: Any, ins: Any, options: Any = None, *_: Any) -> Call:

@@ -171,7 +171,7 @@ class TracedGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return self._devices if self._inner is None else self._inner._device_types
+        return self._devices[::-1] if self._inner is None else self._inner._device_types
 
     def _get_backend(self, device: Any) -> Any:
         return self._absent if self._inner is None else self._inner._get_backend(device)

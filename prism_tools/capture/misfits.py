@@ -47,7 +47,9 @@ def check_alike(name: str, tensors: Sequence[torch.Tensor], like: torch.Tensor) 
             what, expected, got = "size", _sizes(like.shape), _sizes(tensor.shape)
         else:
             continue
-        raise RuntimeError(f"ProcessGroupGloo::{name}: invalid tensor {what} at index {i} (expected {expected}, got {got})")
+        raise RuntimeError(
+            f"ProcessGroupGloo::{name}: invalid tensor {what} at index {i} (expected {expected}, got {got})"
+        )
 
 
 def check_root(name: str, root: int, size: int) -> None:

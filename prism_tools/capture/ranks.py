@@ -179,7 +179,8 @@ def run_program(spec: Spec) -> int:
     atexit._run_exitfuncs()
     # The interpreter would flush what is still open. What the tool had open is frozen, so it is not among these objects.
     for thing in gc.get_objects():
-        if isinstance(thing, (io.TextIOWrapper, io.BufferedWriter)) and not thing.closed and thing.writable():
+        # By its type: asking a weak proxy whose object is gone for its class raises.
+        if issubclass(type(thing), (io.TextIOWrapper, io.BufferedWriter)) and not thing.closed and thing.writable():
             with contextlib.suppress(OSError):
                 thing.flush()
     return status

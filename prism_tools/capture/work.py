@@ -114,7 +114,7 @@ class TracedWork(Work):
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        return self._call.sparse or self._call.outs or self._call.ins
+        return self._call.given or self._call.outs or self._call.ins
 
     def exception(self) -> RuntimeError | None:
         return self._problem
@@ -174,7 +174,7 @@ class RemoteWork(TracedWork):
             self._problem = RuntimeError(descs)
         else:
             copy_out(self._call.outs, descs, payload)
-            if self._call.sparse:
+            if self._call.given and self._call.given[0].is_sparse:
                 densified(self._call)
         if when:
             by = time.monotonic_ns() - max(when, entered)

@@ -43,7 +43,8 @@ def fold(parts: Tensors, kind: Reduce, factor: float = 1.0) -> torch.Tensor:
         else:
             total = _FOLD[kind](total, part)
     if kind is Reduce.AVG:
-        total = total / len(parts) if total.dtype.is_floating_point else total // len(parts)
+        whole = not (total.dtype.is_floating_point or total.dtype.is_complex)
+        total = total // len(parts) if whole else total / len(parts)
     return total.to(first.dtype)
 
 

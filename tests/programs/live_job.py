@@ -60,6 +60,8 @@ def hash_value(state, value):
     if isinstance(value, torch.Tensor):
         state.update(f"{value.dtype}{tuple(value.shape)}{value.device.type}".encode())
         flat = value.detach().cpu().contiguous().reshape(-1)
+        if flat.dtype == torch.bool:  # gloo adds their bytes: true may be any but 0
+            flat = flat.view(torch.uint8) != 0
         state.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     elif isinstance(value, list | tuple):
         state.update(f"{len(value)}".encode())
