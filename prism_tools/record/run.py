@@ -43,7 +43,12 @@ def record(options: argparse.Namespace) -> int:
         except PrismError as problem:
             _keep_partial(options, coordinator, launch, problem)
             raise
-        graph = _write(options, coordinator, launch, payloads.finish(f"partial {mode}" if payloads.lost else mode))
+        graph = _write(
+            options,
+            coordinator,
+            launch,
+            payloads.finish(f"partial {mode}".removesuffix(" all") if payloads.lost else mode),
+        )
         payloads.commit()
         if payloads.lost:
             options.progress.warn(loss_text(graph, payloads))
@@ -74,7 +79,8 @@ def loss_text(graph: Graph, payloads: PayloadWriter) -> str:
     segments = [int(graph.program_of(rank).segment[node]) for rank, node in payloads.summarised]
     names = {PROLOGUE: "the prologue", EPILOGUE: "the epilogue"}
     first = min(segments, key=lambda segment: (segment == EPILOGUE, segment))
-    what = f"{len(segments):,} payloads beyond the budget are kept as summaries only"
+    many = "payloads are summaries" if len(segments) > 1 else "payload is a summary"
+    what = f"beyond the budget {len(segments):,} {many} only"
     return f"{what} ({payloads.lost:,} B, since {names.get(first, f'iteration {first}')}); add --tensor-budget"
 
 

@@ -36,7 +36,7 @@ def decode(codec: int, stored: bytearray, length: int) -> memoryview:
     plain = np.empty(length, np.uint8)
     plain[:whole].reshape(-1, codec)[:] = flat[:whole].reshape(codec, -1).T
     plain[whole:] = flat[whole:]
-    return memoryview(plain)
+    return plain.data
 
 
 def _shuffled(data: Any, itemsize: int) -> bytes:

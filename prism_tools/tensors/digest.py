@@ -16,7 +16,7 @@ class Digest(NamedTuple):
 
     dtype: int  # index into the format's types; -1: none
     tensors: int
-    count: int
+    elements: int
     nans: int
     minimum: float
     maximum: float

@@ -29,7 +29,7 @@ FOOTER = struct.Struct("<QQQQ16s")  # where the tables begin, rows of each, thei
 BLOB = np.dtype([("offset", "<i8"), ("stored", "<i8"), ("length", "<i8"), ("codec", "<i8"), ("sum", "u1", 16)])
 ENTRY = np.dtype([("rank", "<i4"), ("node", "<i4"), ("content", "<i8")])  # row of BLOB; -1 - row of SUMMARY
 SUMMARY = np.dtype(
-    [("length", "<i8"), ("dtype", "<i8"), ("tensors", "<i8"), ("count", "<i8"), ("nans", "<i8")]
+    [("length", "<i8"), ("dtype", "<i8"), ("tensors", "<i8"), ("elements", "<i8"), ("nans", "<i8")]
     + [("minimum", "<f8"), ("maximum", "<f8"), ("mean", "<f8"), ("sum", "u1", 16)]
 )
 LOADED = 1 << 30  # bytes of contents that a reader holds ready
