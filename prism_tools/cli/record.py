@@ -23,7 +23,7 @@ With --warmup 4 or more, the GPUs are held back in one of these iterations, so t
 ahead of them: only then can the work of a GPU that waits for its host be told from its wait."""
 
 EXAMPLES = """prism-record -n 8 -j 2 -o bare.h5 -- train.py --tp 2 --pp 2
-prism-record -n 64 --iterations 3 --tensors none -o bare.h5 -- -m package.train config.toml
+prism-record -n 64 --iterations 3 --tensors cut=0-3 -o bare.h5 -- -m package.train config.toml
 prism-record --live --warmup 3 --iterations 10 -o live.h5 -- torchrun --nproc-per-node 8 train.py"""
 
 EXIT_STATUS = """That of the first rank that failed (128+N if signal N ended it), 0 if none did.
@@ -60,16 +60,31 @@ def get_parser() -> common.Parser:
         help="stop after K+M iterations, which optimizer steps end (default: run to the end; "
         "--live: trace no more, the program goes on)",
     )
-    add("--tensors", choices=("all", "none"), default="all", help="payloads to keep (default: all)")
+    add(
+        "--tensors",
+        metavar="all|cut=RANKS|none",
+        type=_tensors,
+        default="all",
+        help="payloads to keep: all, what a replay of exactly RANKS (0-3,8) needs from other ranks, or none; integers and "
+        "those of 64 KiB or less are always kept (default: all)",
+    )
     add(
         "--tensor-budget",
         metavar="BYTES",
         type=common.parse_bytes,
         default=2 << 30,
-        help="keep no more than this (K, M, G, T: powers of 1024; default: 2G)",
+        help="from this size of their file on, keep only a summary of each (K, M, G, T: powers of 1024; default: 2G)",
     )
     common.add_command(parser, recorded=False)
     return parser
+
+
+def _tensors(text: str) -> str | list[int]:
+    if text in ("all", "none"):
+        return text
+    if text.startswith("cut="):
+        return common.parse_ranks(text.removeprefix("cut="))
+    raise argparse.ArgumentTypeError(f"{text!r} is not all, none, or cut=RANKS such as cut=0-3,8")
 
 
 def _record(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from prism_tools.errors import PrismError
 from prism_tools.graph.schema import P2P, ROOTED, Op
 from prism_tools.record.build import Shared
 from prism_tools.record.report import deadlock_table, suspicion
+from prism_tools.tensors.cut import crosses
 from prism_tools.tensors.executor import Tensors, execute, unpack
 from prism_tools.tensors.payload import PayloadWriter
 
@@ -69,13 +70,25 @@ def is_essential(operation: Operation) -> bool:
     return len(operation.payload) <= SMALL or "float" not in operation.descs[0][0]
 
 
-class Coordinator(Server):
-    """Runs the program's W ranks. ``slots``: ranks at a time. ``payloads``: where contributions are kept."""
+def is_wanted(rank: int, operation: Operation, cut: frozenset[int] | None) -> bool:
+    """Whether the contribution crosses into the ranks ``cut``; None: everything is wanted."""
+    if cut is None:
+        return True
+    members = operation.group.members
+    receivers = (members[operation.peer],) if operation.op is Op.SEND else members
+    root = members[operation.root] if operation.op in ROOTED else -1
+    return crosses(operation.op, rank, root, receivers, cut)
 
-    def __init__(self, slots: int, payloads: PayloadWriter) -> None:
+
+class Coordinator(Server):
+    """Runs the program's W ranks. ``slots``: ranks at a time. ``payloads``: where contributions are kept: the essential
+    ones, and those that cross into the ranks ``cut`` (None: all)."""
+
+    def __init__(self, slots: int, payloads: PayloadWriter, cut: frozenset[int] | None = None) -> None:
         super().__init__()
         self.slots = slots
         self.payloads = payloads
+        self.cut = cut
         self.turns: dict[int, Turn] = {}
         self.ready: deque[int] = deque()
         self.active = 0
@@ -178,7 +191,10 @@ class Coordinator(Server):
         turn = self.turns[rank.number]
         turn.last = operation
         if operation.has_input:
-            self.payloads.add(rank.number, operation.node, operation.payload, is_essential(operation))
+            essential = is_essential(operation)
+            if essential or is_wanted(rank.number, operation, self.cut):
+                place = (rank.number, operation.node)
+                self.payloads.add(place, operation.descs, operation.payload, essential)
         if operation.op is not Op.SEND:
             turn.issued[operation.opid] = operation
         refused = refusal_of(operation)

@@ -24,6 +24,7 @@ OPTIONS = {
     "inspect ranks": "file --partial --format",
     "inspect groups": "file --partial --format",
     "inspect nodes": "file --partial --format --rank --op --group --iteration --kind",
+    "inspect payloads": "file --partial --format --verify",
     "inspect check": "file --partial",
     "inspect timeline": "file --partial --output --iteration",
 }

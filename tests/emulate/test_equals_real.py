@@ -78,6 +78,28 @@ def test_the_whole_pipeline_in_one_pipe(stages, tmp_path):
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("ranks", ["0-1", "3"])
+def test_a_cut_holds_all_that_its_ranks_need(ranks, real, stages, bench):
+    """The same bits as among real peers and with all payloads; other ranks are refused with what to do."""
+    chosen = {int(rank) for rank in ranks.split("-")}
+    expected = said(real.output("large.py", world=4), "check", chosen)
+    replayed, sizes = [], []
+    for tensors in ("all", f"cut={ranks}"):
+        bare = stages.recorded("large.py", world=4, options=("--tensors", tensors))
+        calibrated = stages.calibrated(stages.sliced(bare, "--no-probe"))
+        replayed.append(stages.replayed(calibrated, ranks))
+        payload = file.read(bare.path).payload
+        sizes.append(payload.bytes)
+        assert payload.mode == tensors and payload.path == f"{bare.path.stem}.payload"
+    assert len(expected) == 14 * len(chosen)
+    assert [(made.lines("check"), made.stderr) for made in replayed] == [(expected, "")] * 2
+    assert sizes[1] < 0.75 * sizes[0]
+    done = bench.run("replay", "-r", 2, calibrated.path, "-o", "x.h5", expect=1)
+    remedy = "replay exactly these, or record again with --tensors cut=2"
+    assert done.stderr == f"prism-replay: {calibrated.path}: payloads were kept for ranks {ranks} only; {remedy}\n"
+    assert bench.files() == set()
+
+
 def test_without_payloads_the_tools_say_so(bench):
     """Timing still stands; what absent ranks contributed to large sums is not known, small payloads are always kept."""
     bench.run("record", "-n", 4, "--tensors", "none", "-o", "bare.h5", "--", program_of_sums(bench.out))
