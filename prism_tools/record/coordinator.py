@@ -13,7 +13,8 @@ from typing import Any
 from prism_tools.capture import ranks, wire
 from prism_tools.capture.server import Operation, Rank, Server, process_state
 from prism_tools.errors import PrismError
-from prism_tools.graph.schema import P2P, ROOTED, Op
+from prism_tools.graph.schema import P2P, ROOTED, Op, ReduceOrder
+from prism_tools.graph.semantics import ignores_tags
 from prism_tools.record.report import deadlock_table, suspicion
 from prism_tools.tensors.executor import Tensors, execute, unpack
 from prism_tools.tensors.payload import PayloadWriter
@@ -39,6 +40,7 @@ class Turn:
     """What the coordinator knows of one rank's turn. ``resume`` is sent when it gets the next one."""
 
     rank: Rank
+    eager_sends: bool = False  # nobody waits for a send
     state: State = State.READY
     resume: Callable[[], None] | None = None
     waits: int = 0  # opid that the main thread waits for; 0: none or a store key
@@ -69,12 +71,13 @@ def is_essential(operation: Operation) -> bool:
 
 
 class Coordinator(Server):
-    """Runs the program's W ranks. ``slots``: ranks at a time. ``payloads``: where contributions are kept."""
+    """Runs the program's W ranks. ``slots``: ranks at a time. ``payloads``: where contributions are kept. ``order``: of sums."""
 
-    def __init__(self, slots: int, payloads: PayloadWriter) -> None:
+    def __init__(self, slots: int, payloads: PayloadWriter, order: ReduceOrder = ReduceOrder.RANK) -> None:
         super().__init__()
         self.slots = slots
         self.payloads = payloads
+        self.order = order
         self.turns: dict[int, Turn] = {}
         self.ready: deque[int] = deque()
         self.active = 0
@@ -91,7 +94,7 @@ class Coordinator(Server):
     def launch(self, spec: ranks.Spec) -> None:
         """Fork a rank; it runs when it gets a turn."""
         rank = self.spawn(spec)
-        turn = self.turns[spec.rank] = Turn(rank)
+        turn = self.turns[spec.rank] = Turn(rank, spec.eager_sends)
         self._make_ready(turn, lambda: rank.main.send(("go",)))
 
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
@@ -177,13 +180,13 @@ class Coordinator(Server):
         turn.last = operation
         if operation.has_input:
             self.payloads.add(rank.number, operation.node, operation.payload, is_essential(operation))
-        if operation.op is not Op.SEND:
+        if not (operation.op is Op.SEND and turn.eager_sends):
             turn.issued[operation.opid] = operation
         if operation.op in P2P:
             self._point_to_point(turn, operation)
         else:
             self._collective(turn, operation)
-        if operation.sync and operation.op is not Op.SEND:
+        if operation.sync:
             self.on_wait(rank, peer, operation.opid)
 
     def on_wait(self, rank: Rank, peer: wire.Peer, opid: int) -> None:
@@ -297,7 +300,7 @@ class Coordinator(Server):
         first = found.first
         ins = [tensors or [] for tensors in found.ins]
         try:
-            outs = execute(first.op, ins, first.reduce, first.root, first.factor)
+            outs = execute(first.op, ins, first.reduce, first.root, first.factor, self.order, first.whole)
         except (RuntimeError, IndexError, ValueError) as error:
             where = f"{first.op.name.lower()} on group {first.group.label()} ({first.site})"
             raise PrismError(f"{where}: the members' tensors do not fit together: {error}") from error
@@ -337,30 +340,33 @@ class Coordinator(Server):
             turn.done[opid] = (message, parcel)
 
     def _point_to_point(self, turn: Turn, operation: Operation) -> None:
-        """Match a send or receive by (group, sender, receiver, tag), in order."""
+        """Match a send or receive by (group, sender, receiver, tag), in order; NCCL's have no tags."""
         group = operation.group
+        tag = 0 if ignores_tags(group.backend) else operation.tag
         me = group.index[turn.rank.number]
         if operation.op is Op.SEND:
             for source in (me, -1):
-                waiting = self.recvs.get((group.number, source, operation.peer, operation.tag))
+                waiting = self.recvs.get((group.number, source, operation.peer, tag))
                 if waiting:
                     receiver, opid = waiting.popleft()
-                    self._deliver(receiver, opid, me, operation)
+                    self._deliver(receiver, opid, turn, operation)
                     return
-            self.sends.setdefault((group.number, operation.peer, operation.tag), deque()).append((me, operation))
+            self.sends.setdefault((group.number, operation.peer, tag), deque()).append((me, turn, operation))
             return
-        arrived = self.sends.get((group.number, me, operation.tag), deque())
-        for k, (source, sent) in enumerate(arrived):
+        arrived = self.sends.get((group.number, me, tag), deque())
+        for k, (source, sender, sent) in enumerate(arrived):
             if operation.peer in (-1, source):
                 del arrived[k]
-                self._deliver(turn, operation.opid, source, sent)
+                self._deliver(turn, operation.opid, sender, sent)
                 return
-        key = (group.number, operation.peer, me, operation.tag)
+        key = (group.number, operation.peer, me, tag)
         self.recvs.setdefault(key, deque()).append((turn, operation.opid))
 
-    def _deliver(self, receiver: Turn, opid: int, source: int, sent: Operation) -> None:
+    def _deliver(self, receiver: Turn, opid: int, sender: Turn, sent: Operation) -> None:
+        """Both sides have come: the receive has its results, and a send that waits has no more to wait for."""
         parcel = wire.Parcel([sent.payload])
-        self._finish(receiver, opid, sent.descs, parcel, source)
+        self._finish(receiver, opid, sent.descs, parcel, sent.group.index[sender.rank.number])
+        self._complete(sender, sent.opid, [], -1)
 
     # --- the end that must not happen
 

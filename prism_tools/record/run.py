@@ -16,7 +16,7 @@ from prism_tools.capture.server import Failure
 from prism_tools.errors import PrismError
 from prism_tools.graph import file, provenance
 from prism_tools.graph.model import Launch, Payload
-from prism_tools.graph.schema import UNKNOWN
+from prism_tools.graph.schema import UNKNOWN, ReduceOrder
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
@@ -30,12 +30,12 @@ def record(options: argparse.Namespace) -> int:
     launch = describe(options, fix_hash_seed())
     budget = options.tensor_budget if options.tensors == "all" else 0
     payloads = PayloadWriter(payload_path(options.output), budget)
-    coordinator = Coordinator(options.jobs, payloads)
+    coordinator = Coordinator(options.jobs, payloads, launch.reduce_order)
     try:
         options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time; payloads: {options.tensors}")
         ranks.preload()
         for rank in range(options.world_size):
-            coordinator.launch(spec_of(launch, rank))
+            coordinator.launch(spec_of(launch, rank, options.sends == "eager"))
         try:
             coordinator.run(lambda: show_progress(options, coordinator))
         except PrismError as problem:
@@ -70,10 +70,11 @@ def describe(options: argparse.Namespace, hash_seed: int) -> Launch:
         entropy=entropy,
         warmup=options.warmup,
         stop_after=stop_after,
+        reduce_order=ReduceOrder(options.reduce_order),
     )
 
 
-def spec_of(launch: Launch, rank: int) -> ranks.Spec:
+def spec_of(launch: Launch, rank: int, eager_sends: bool) -> ranks.Spec:
     """A recorded rank: nothing real around it."""
     return ranks.Spec(
         argv=launch.argv,
@@ -88,6 +89,7 @@ def spec_of(launch: Launch, rank: int) -> ranks.Spec:
         sandbox=frozenset(),
         stop_after=launch.stop_after,
         announce=True,
+        eager_sends=eager_sends,
     )
 
 
