@@ -43,6 +43,7 @@ class Call:
     factor: float = 1.0
     sync: bool = False  # the caller said that it blocks at once; False where that is not known
     splits: tuple[int, ...] = ()  # all_to_all of whole tensors: bytes to each member, then from each
+    whole: bool = False  # reduce_scatter: the parts are of one tensor for each output
     device: str = ""  # type of device where there is no tensor to tell
     given: list[torch.Tensor] = field(default_factory=list)  # the caller's tensors, if ins and outs stand for them
 
@@ -193,7 +194,7 @@ def reduce_scatter_single_coalesced(group: TracedGroup, outs: Any, ins: Any, opt
         for out, inp in zip(outs, ins, strict=True):
             misfits.check_scattered_single(out, inp, group.size())
     flat = [piece for inp in ins for piece in chunks(group, inp)]
-    return Call(Op.REDUCE_SCATTER, flat, list(outs), kind, factor=factor, sync=is_sync(options))
+    return Call(Op.REDUCE_SCATTER, flat, list(outs), kind, factor=factor, sync=is_sync(options), whole=True)
 
 
 def _row_bytes(tensor: torch.Tensor, sizes: list[int]) -> list[int]:

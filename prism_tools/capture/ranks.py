@@ -39,7 +39,7 @@ M_ARENA_MAX = -8  # of mallopt(3)
 @dataclass
 class Spec:
     """What a rank process runs. ``output``: descriptor that becomes its stdout, or -1 to keep ours; ``body``: run this
-    function instead of the program ``argv``; ``issue_cost``: see capture/session.py."""
+    function instead of the program ``argv``; ``issue_cost``, ``eager_sends``: see capture/session.py."""
 
     argv: list[str]
     cwd: str
@@ -56,6 +56,7 @@ class Spec:
     output: int = -1
     body: Callable[[], None] | None = None
     issue_cost: dict[int, int] | None = None
+    eager_sends: bool = False
 
 
 def threads_of_a_rank() -> None:

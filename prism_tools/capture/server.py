@@ -57,6 +57,7 @@ class Operation:
     issued: int
     sync: bool
     factor: float
+    whole: bool
     payload: memoryview
 
     def text(self) -> str:
@@ -263,11 +264,12 @@ class Server:
             self.on_leave(rank, peer)
 
     def _operation(self, rank: Rank, message: tuple, payload: memoryview) -> Operation:
-        _, opid, node, slot, op, reduce, root, peer, tag, descs, inputs, site, issued, sync, factor = message
+        _, opid, node, slot, op, reduce, root, peer, tag, descs, inputs, site, issued, sync, factor, whole = message
         group = rank.slots[slot]
         place = rank.sites[site]
         return Operation(
-            opid, node, group, Op(op), Reduce(reduce), root, peer, tag, descs, inputs > 0, place, issued, sync, factor, payload
+            opid, node, group, Op(op), Reduce(reduce), root, peer, tag, descs, inputs > 0, place, issued, sync, factor,
+            whole, payload,
         )  # fmt: skip
 
     def _group(self, rank: Rank, slot: int, name: str, desc: str, backend: str, members: tuple[int, ...]) -> None:

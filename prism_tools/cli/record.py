@@ -15,6 +15,7 @@ DESCRIPTION = """Record a torch.distributed program of W ranks, running a few at
 The program is not changed. All its ranks run on this machine; a rank gives up its slot where it
 waits for another. The bare graph says what each rank did, in what order and with which payloads;
 it holds no times to rely on. If no rank can go on any more, a table says who waits where, for whom.
+A program that hangs only where sends wait for their receives shows this with --sends rendezvous.
 
 With --live the command after -- is a launcher (torchrun, srun, mpiexec) of a real job, on GPUs or
 CPUs: it runs as it is, with its real backends, and the graph holds the measured times of all its
@@ -61,6 +62,18 @@ def get_parser() -> common.Parser:
         "--live: trace no more, the program goes on)",
     )
     add(
+        "--reduce-order",
+        choices=("rank", "ring"),
+        default="rank",
+        help="add contributions in the order of ranks, or in gloo's ring, for its bits (default: rank)",
+    )
+    add(
+        "--sends",
+        choices=("eager", "rendezvous"),
+        default="eager",
+        help="a send ends at once, or waits until its receive is posted (default: eager)",
+    )
+    add(
         "--tensors",
         metavar="all|cut=RANKS|none",
         type=_tensors,
@@ -92,6 +105,8 @@ def _record(options: argparse.Namespace) -> int:
         raise PrismError(
             "--live: the command says how many ranks there are; leave -n, -j, --nproc-per-node out", status=2
         )
+    if options.live and (options.reduce_order, options.sends) != ("rank", "eager"):
+        raise PrismError("--live: the real backends add and send; leave --reduce-order, --sends out", status=2)
     if not options.live:
         options.world_size = common.setting(options.world_size, "PRISM_WORLD_SIZE")
         if options.world_size is None:

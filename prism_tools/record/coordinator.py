@@ -13,14 +13,14 @@ from typing import Any
 from prism_tools.capture import ranks, wire
 from prism_tools.capture.server import Operation, Rank, Server, process_state, refusal_of
 from prism_tools.errors import PrismError
-from prism_tools.graph.schema import P2P, ROOTED, Op
+from prism_tools.graph.schema import P2P, ROOTED, Op, ReduceOrder
+from prism_tools.graph.semantics import ignores_tags
 from prism_tools.record.build import Shared
+from prism_tools.record.kept import is_essential, is_wanted
 from prism_tools.record.report import deadlock_table, suspicion
-from prism_tools.tensors.cut import crosses
 from prism_tools.tensors.executor import Tensors, execute, unpack
 from prism_tools.tensors.payload import PayloadWriter
 
-SMALL = 64 << 10  # bytes (design §5)
 STALL_POLL = 0.005  # seconds between two looks at a rank that may be blocked in C++
 STALL_LIMIT = (
     20.0  # seconds that a rank may sleep in C++, or in a sleep of its own, before it counts as blocked for ever
@@ -41,6 +41,7 @@ class Turn:
     """What the coordinator knows of one rank's turn. ``resume`` is sent when it gets the next one."""
 
     rank: Rank
+    eager_sends: bool = False  # nobody waits for a send
     state: State = State.READY
     resume: Callable[[], None] | None = None
     waits: int = 0  # opid that the main thread waits for; 0: none or a store key
@@ -65,30 +66,22 @@ class Collective:
     missing: int
 
 
-def is_essential(operation: Operation) -> bool:
-    """Contributions that steer a program (sizes, splits, indices, pickled objects) are always kept: small or integer ones."""
-    return len(operation.payload) <= SMALL or "float" not in operation.descs[0][0]
-
-
-def is_wanted(rank: int, operation: Operation, cut: frozenset[int] | None) -> bool:
-    """Whether the contribution crosses into the ranks ``cut``; None: everything is wanted."""
-    if cut is None:
-        return True
-    members = operation.group.members
-    receivers = (members[operation.peer],) if operation.op is Op.SEND else members
-    root = members[operation.root] if operation.op in ROOTED else -1
-    return crosses(operation.op, rank, root, receivers, cut)
-
-
 class Coordinator(Server):
     """Runs the program's W ranks. ``slots``: ranks at a time. ``payloads``: where contributions are kept: the essential
-    ones, and those that cross into the ranks ``cut`` (None: all)."""
+    ones, and those that cross into the ranks ``cut`` (None: all). ``order``: of sums."""
 
-    def __init__(self, slots: int, payloads: PayloadWriter, cut: frozenset[int] | None = None) -> None:
+    def __init__(
+        self,
+        slots: int,
+        payloads: PayloadWriter,
+        cut: frozenset[int] | None = None,
+        order: ReduceOrder = ReduceOrder.RANK,
+    ) -> None:
         super().__init__()
         self.slots = slots
         self.payloads = payloads
         self.cut = cut
+        self.order = order
         self.turns: dict[int, Turn] = {}
         self.ready: deque[int] = deque()
         self.active = 0
@@ -106,7 +99,7 @@ class Coordinator(Server):
     def launch(self, spec: ranks.Spec) -> None:
         """Fork a rank; it runs when it gets a turn."""
         rank = self.spawn(spec)
-        turn = self.turns[spec.rank] = Turn(rank)
+        turn = self.turns[spec.rank] = Turn(rank, spec.eager_sends)
         self._make_ready(turn, lambda: rank.main.send(("go",)))
 
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
@@ -195,7 +188,7 @@ class Coordinator(Server):
             if essential or is_wanted(rank.number, operation, self.cut):
                 place = (rank.number, operation.node)
                 self.payloads.add(place, operation.descs, operation.payload, essential)
-        if operation.op is not Op.SEND:
+        if not (operation.op is Op.SEND and turn.eager_sends):
             turn.issued[operation.opid] = operation
         refused = refusal_of(operation)
         if refused:  # by every member alike, before any of them waits
@@ -204,7 +197,7 @@ class Coordinator(Server):
             self._point_to_point(turn, operation)
         else:
             self._collective(turn, operation)
-        if operation.sync and operation.op is not Op.SEND:
+        if operation.sync:
             self.on_wait(rank, peer, operation.opid)
 
     def on_wait(self, rank: Rank, peer: wire.Peer, opid: int) -> None:
@@ -320,7 +313,7 @@ class Coordinator(Server):
         first = found.first
         ins = [tensors or [] for tensors in found.ins]
         try:
-            outs = execute(first.op, ins, first.reduce, first.root, first.factor)
+            outs = execute(first.op, ins, first.reduce, first.root, first.factor, self.order, first.whole)
         except (RuntimeError, IndexError, ValueError) as error:
             where = f"{first.op.name.lower()} on group {first.group.label()} ({first.site})"
             for number, opid in filter(None, found.arrived):
@@ -369,29 +362,33 @@ class Coordinator(Server):
             turn.done[opid] = (message, parcel)
 
     def _point_to_point(self, turn: Turn, operation: Operation) -> None:
-        """Match a send or receive by (group, sender, receiver, tag), in order."""
+        """Match a send or receive by (group, sender, receiver, tag), in order; NCCL's have no tags."""
         group = operation.group
+        tag = 0 if ignores_tags(group.backend) else operation.tag
         me = group.index[turn.rank.number]
         if operation.op is Op.SEND:
             for source in (me, -1):
-                waiting = self.recvs.get((group.number, source, operation.peer, operation.tag))
+                waiting = self.recvs.get((group.number, source, operation.peer, tag))
                 if waiting:
                     receiver, opid = waiting.popleft()
-                    self._deliver(receiver, opid, me, operation)
+                    self._deliver(receiver, opid, turn, operation)
                     return
-            self.sends.setdefault((group.number, operation.peer, operation.tag), deque()).append((me, operation))
+            self.sends.setdefault((group.number, operation.peer, tag), deque()).append((me, turn, operation))
             return
-        arrived = self.sends.get((group.number, me, operation.tag), deque())
-        for k, (source, sent) in enumerate(arrived):
+        arrived = self.sends.get((group.number, me, tag), deque())
+        for k, (source, sender, sent) in enumerate(arrived):
             if operation.peer in (-1, source):
                 del arrived[k]
-                self._deliver(turn, operation.opid, source, sent)
+                self._deliver(turn, operation.opid, sender, sent)
                 return
-        key = (group.number, operation.peer, me, operation.tag)
+        key = (group.number, operation.peer, me, tag)
         self.recvs.setdefault(key, deque()).append((turn, operation.opid))
 
-    def _deliver(self, receiver: Turn, opid: int, source: int, sent: Operation) -> None:
+    def _deliver(self, receiver: Turn, opid: int, sender: Turn, sent: Operation) -> None:
+        """Both sides have come: the receive has its results, and a send that waits has no more to wait for."""
+        source = sent.group.index[sender.rank.number]
         self._finish(receiver, ("done", opid, sent.descs, 0, source), wire.Parcel([sent.payload]))
+        self._complete(sender, sent.opid)
 
     # --- the end that must not happen
 

@@ -17,7 +17,7 @@ from prism_tools.errors import PrismError
 from prism_tools.graph import file, provenance
 from prism_tools.graph.model import Graph, Launch, Payload
 from prism_tools.graph.names import ranks_text
-from prism_tools.graph.schema import EPILOGUE, PROLOGUE, UNKNOWN
+from prism_tools.graph.schema import EPILOGUE, PROLOGUE, UNKNOWN, ReduceOrder
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
@@ -31,13 +31,13 @@ def record(options: argparse.Namespace) -> int:
     launch = describe(options, fix_hash_seed())
     cut = cut_ranks(options)
     payloads = PayloadWriter(payload_path(options.output), options.tensor_budget)
-    coordinator = Coordinator(options.jobs, payloads, cut)
+    coordinator = Coordinator(options.jobs, payloads, cut, launch.reduce_order)
     try:
         mode = tensors_text(options.tensors)
         options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time; payloads: {mode}")
         ranks.preload()
         for rank in range(options.world_size):
-            coordinator.launch(spec_of(launch, rank))
+            coordinator.launch(spec_of(launch, rank, options.sends == "eager"))
         try:
             coordinator.run(lambda: show_progress(options, coordinator))
         except PrismError as problem:
@@ -100,10 +100,11 @@ def describe(options: argparse.Namespace, hash_seed: int) -> Launch:
         entropy=entropy,
         warmup=options.warmup,
         stop_after=stop_after,
+        reduce_order=ReduceOrder(options.reduce_order),
     )
 
 
-def spec_of(launch: Launch, rank: int) -> ranks.Spec:
+def spec_of(launch: Launch, rank: int, eager_sends: bool) -> ranks.Spec:
     """A recorded rank: nothing real around it."""
     return ranks.Spec(
         argv=launch.argv,
@@ -118,6 +119,7 @@ def spec_of(launch: Launch, rank: int) -> ranks.Spec:
         sandbox=frozenset(),
         stop_after=launch.stop_after,
         announce=True,
+        eager_sends=eager_sends,
     )
 
 
