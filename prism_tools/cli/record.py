@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prism_tools.cli import common
 from prism_tools.errors import PrismError
@@ -73,6 +73,12 @@ def get_parser() -> common.Parser:
         default="eager",
         help="a send ends at once, or waits until its receive is posted (default: eager)",
     )
+    _add_payloads(add)
+    common.add_command(parser, recorded=False)
+    return parser
+
+
+def _add_payloads(add: Callable[..., object]) -> None:
     add(
         "--tensors",
         metavar="all|cut=RANKS|none",
@@ -88,8 +94,6 @@ def get_parser() -> common.Parser:
         default=2 << 30,
         help="from this size of their file on, keep only a summary of each (K, M, G, T: powers of 1024; default: 2G)",
     )
-    common.add_command(parser, recorded=False)
-    return parser
 
 
 def _tensors(text: str) -> str | list[int]:
