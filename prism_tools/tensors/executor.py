@@ -52,9 +52,12 @@ def fold(parts: Tensors, kind: Reduce, factor: float = 1.0) -> torch.Tensor:
 
 
 def fold_ring(parts: Tensors, kind: Reduce, factor: float, chunk_of: Chunk) -> torch.Tensor:
-    """As fold, in gloo's order. What does not depend on the order (integers, bools) is folded by rank."""
+    """As fold, in gloo's order. What does not depend on the order, or gloo cannot add, is folded by rank."""
     first = parts[0]
-    if not first.dtype.is_floating_point or kind not in ring.COMBINE or len(parts) == 1:
+    if first.is_complex() and kind in (Reduce.SUM, Reduce.AVG):  # torch has gloo add the real numbers in it
+        reals = [torch.view_as_real(part).view(-1) for part in parts]
+        return torch.view_as_complex(fold_ring(reals, kind, factor, chunk_of).view(-1, 2))
+    if first.dtype not in ring.TYPES or kind not in ring.COMBINE or len(parts) == 1:
         return fold(parts, kind, factor)
     if kind is Reduce.PREMUL_SUM:
         parts = [part * factor for part in parts]

@@ -12,6 +12,7 @@ import torch
 
 from prism_tools.graph.schema import Reduce
 
+TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # gloo's, whose sums depend on the order
 SEGMENT = 1 << 20  # bytes: the largest piece that gloo sends at once
 
 Combine = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -47,6 +47,17 @@ def test_programs(name, ranks, word, real, stages):
     assert expected and stages.replayed(calibrated, ranks).lines(word) == expected
 
 
+def test_gloo_s_order_is_kept(real, stages):
+    """Sums of four across the sandbox's edge have gloo's bits in a slice and in a replay, where the recording added so."""
+    expected = said(real.output("ddp.py", world=4), "loss")
+    bare = stages.recorded("ddp.py", world=4, options=("--reduce-order", "ring"))
+    assert bare.lines("loss") == expected
+    sliced = stages.sliced(bare, "--no-probe", "-v")
+    assert sliced.lines("loss") == expected
+    replayed = stages.replayed(stages.calibrated(sliced), "1-2")
+    assert replayed.lines("loss") == [line for line in expected if line.split()[2] in ("1", "2")]
+
+
 def test_the_whole_pipeline_in_one_pipe(stages, tmp_path):
     """Graphs go from tool to tool through pipes, the programs' own output does not get into them."""
     bare = stages.recorded("gpt.py", "--pp", "2", world=4)

@@ -30,10 +30,15 @@ def specials(rank: int) -> torch.Tensor:
     return torch.tensor(order)
 
 
+def complexes(rank: int, count: int) -> torch.Tensor:
+    """``count`` complex values."""
+    return torch.view_as_complex(values(rank, 2 * count, torch.float32).view(-1, 2))
+
+
 def digest(tensors: list[torch.Tensor]) -> str:
     """One word for the bits of all of them; any NaN is as good as another."""
     data = [torch.where(t.isnan(), torch.full_like(t, float("nan")), t).view(torch.uint8) for t in tensors]
-    return hashlib.sha256(torch.cat(data).numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(torch.cat([flat.view(-1) for flat in data]).numpy().tobytes()).hexdigest()[:16]
 
 
 def main() -> None:
@@ -65,6 +70,11 @@ def main() -> None:
     for op in ("MIN", "MAX"):
         dist.all_reduce(total := specials(rank), getattr(dist.ReduceOp, op))
         check(f"all_reduce {op} special", total)
+    vector, out = complexes(rank, 7 * world), torch.empty(7, dtype=torch.complex64)
+    dist.reduce_scatter_tensor(out, vector)
+    check("reduce_scatter_tensor complex", torch.view_as_real(out))
+    dist.all_reduce(vector)
+    check("all_reduce complex", torch.view_as_real(vector))
     dist.all_reduce(total := values(rank, long_size(world), torch.float32))
     check("all_reduce long", total)
     dist.reduce(total := values(rank, long_size(world), torch.float32), dst=0)

@@ -6,7 +6,7 @@ import torch
 from prism_tools.graph.schema import Op, Reduce, ReduceOrder
 from prism_tools.tensors import ring
 from prism_tools.tensors.executor import execute
-from tests.programs.float_sums import TYPES, digest, long_size, specials, values
+from tests.programs.float_sums import TYPES, complexes, digest, long_size, specials, values
 from tests.tools import said
 
 RING = ReduceOrder.RING
@@ -35,6 +35,11 @@ def expected_lines(world):
     for kind in (Reduce.MIN, Reduce.MAX):
         ins = [[specials(rank)] for rank in range(world)]
         add(f"all_reduce {kind.name} special", execute(Op.ALL_REDUCE, ins, kind, -1, order=RING))
+    ins = [list(complexes(rank, 7 * world).chunk(world)) for rank in range(world)]
+    outs = execute(Op.REDUCE_SCATTER, ins, Reduce.SUM, -1, order=RING, whole=True)
+    add("reduce_scatter_tensor complex", [[torch.view_as_real(out) for out in mine] for mine in outs])
+    ins = [[torch.view_as_real(complexes(rank, 7 * world)).view(-1)] for rank in range(world)]
+    add("all_reduce complex", execute(Op.ALL_REDUCE, ins, Reduce.SUM, -1, order=RING))
     ins = [[values(rank, long_size(world), torch.float32)] for rank in range(world)]
     add("all_reduce long", execute(Op.ALL_REDUCE, ins, Reduce.SUM, -1, order=RING))
     add("reduce long", execute(Op.REDUCE, ins, Reduce.SUM, 0, order=RING), [0])
