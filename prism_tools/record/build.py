@@ -27,9 +27,9 @@ class Shared:
     def trace(self, trace: dict[str, Any]) -> dict[str, Any]:
         """The trace of a recorded rank with equal parts shared, and without times, which mean nothing in a recording."""
         columns = {name: self._array(column) for name, column in trace["columns"].items()}
-        arrays = {name: self._array(trace[name]) for name in ("edges", *ARRAYS)}
-        alike = {name: self._other(tuple(trace[name])) for name in ("sites", "slots")}
-        rest = {name: trace[name] for name in ("rss", "status") if name in trace}
+        arrays: dict[str, Any] = {name: self._array(trace[name]) for name in ("edges", *ARRAYS)}
+        alike: dict[str, Any] = {name: self._other(tuple(trace[name])) for name in ("sites", "slots")}
+        rest: dict[str, Any] = {name: trace[name] for name in ("rss", "status") if name in trace}
         return {"columns": columns, **arrays, **alike, **rest}
 
     def _array(self, array: np.ndarray) -> np.ndarray:
