@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from prism_tools.capture import misfits
 from prism_tools.graph.schema import Op, Reduce
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ class Call:
     factor: float = 1.0
     sync: bool = False  # the caller said that it blocks at once; False where that is not known
     splits: tuple[int, ...] = ()  # all_to_all of whole tensors: bytes to each member, then from each
+    whole: bool = False  # reduce_scatter: the parts are of one tensor for each output
     device: str = ""  # type of device where there is no tensor to tell
+    given: list[torch.Tensor] = field(default_factory=list)  # the caller's tensors, if ins and outs stand for them
 
 
 def reduction(op: Any) -> tuple[Reduce, float]:
@@ -75,51 +78,95 @@ def device_of(call: Call) -> str:
 
 
 def chunks(group: TracedGroup, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """A part for each member, as equal flat views; the whole tensor where the backend is real."""
-    if not group.played:
-        return [tensor]
-    flat, parts = tensor.detach().contiguous().view(-1), group.size()
-    return list(flat.split(flat.numel() // parts)) if flat.numel() else [flat] * parts
+    """A part for each member, as equal views along the first dimension; the whole tensor where the backend is real."""
+    return list(tensor.detach().chunk(group.size())) if group.played else [tensor]
 
 
 def all_reduce(group: TracedGroup, tensors: Any, options: Any = None, *_: Any, **__: Any) -> Call:
     ts = as_list(tensors)
-    if group.played and ts and ts[0].is_sparse:
-        raise RuntimeError("prism: sparse all_reduce is not supported")
     kind, factor = reduce_of(options)
-    return Call(Op.ALL_REDUCE, ts, ts, kind, factor=factor, sync=is_sync(options))
+    if group.played and ts and ts[0].is_sparse:
+        return sparse_all_reduce(ts, kind, is_sync(options))
+    flat = memory(group, ts)
+    return Call(Op.ALL_REDUCE, flat, flat, kind, factor=factor, sync=is_sync(options), given=ts)
+
+
+def sparse_all_reduce(ts: list[torch.Tensor], kind: Reduce, sync: bool) -> Call:
+    """A sum of dense tensors, and with each a sum of where its places are."""
+    if kind is not Reduce.SUM:
+        name, only = "ProcessGroupGloo::allreduce", "allreduce of sparse tensors only works with ReduceOp.SUM"
+        raise RuntimeError(f"{name}: unsupported reduction operation ({only})")
+    dense = []
+    for tensor in ts:
+        tensor = tensor.detach().coalesce()
+        ones = torch.ones(tensor.indices().shape[1], dtype=torch.int32)
+        places = torch.sparse_coo_tensor(tensor.indices(), ones, tensor.shape[: tensor.sparse_dim()])
+        dense += [tensor.to_dense(), places.to_dense()]
+    return Call(Op.ALL_REDUCE, dense, dense, kind, sync=sync, given=ts)
+
+
+def memory(group: TracedGroup, ts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What gloo sums and broadcasts: as many elements as there are, from the first one on, whatever the strides say."""
+    if not group.played or all(tensor.is_contiguous() for tensor in ts):
+        return ts
+    return [tensor.detach().as_strided((tensor.numel(),), (1,)) for tensor in ts]
+
+
+def densified(call: Call) -> None:
+    """The results are in ``outs``: put those of sparse tensors where the caller expects them."""
+    for tensor, total, places in zip(call.given, call.outs[::2], call.outs[1::2], strict=True):
+        indices = places.nonzero().t()
+        with torch.no_grad():
+            tensor.copy_(torch.sparse_coo_tensor(indices, total[tuple(indices)], tensor.shape).coalesce())
 
 
 def reduce(group: TracedGroup, tensors: Any, options: Any, *_: Any) -> Call:
     ts = as_list(tensors)
     kind, factor = reduce_of(options)
     root = options.rootRank
-    return Call(Op.REDUCE, ts, ts if group.rank() == root else [], kind, root, factor=factor, sync=is_sync(options))
+    if group.played:
+        misfits.check_root("reduce", root, group.size())
+    flat = memory(group, ts)
+    outs = flat if group.rank() == root else []
+    return Call(Op.REDUCE, flat, outs, kind, root, factor=factor, sync=is_sync(options), given=ts)
 
 
 def broadcast(group: TracedGroup, tensors: Any, options: Any = None, *_: Any, **__: Any) -> Call:
     ts = as_list(tensors)
     root = getattr(options, "rootRank", options if isinstance(options, int) else 0)
+    if group.played:
+        misfits.check_root("broadcast", root, group.size())
     mine = group.rank() == root
-    return Call(Op.BROADCAST, ts if mine else [], [] if mine else ts, root=root, sync=is_sync(options))
+    flat = memory(group, ts)
+    ins, outs = (flat, []) if mine else ([], flat)
+    return Call(Op.BROADCAST, ins, outs, root=root, sync=is_sync(options), given=ts)
 
 
 def allgather(group: TracedGroup, outs: Any, ins: Any, options: Any = None, *_: Any) -> Call:
     if isinstance(ins, torch.Tensor):
         outs, ins = [outs], [ins]
+    if group.played:
+        for i, (row, mine) in enumerate(zip(outs, ins, strict=True)):
+            misfits.check_gathered("allgather", row, mine, group.size(), i)
     return Call(Op.ALL_GATHER, list(ins), [t for row in outs for t in row], sync=is_sync(options))
 
 
 def all_gather_single(group: TracedGroup, out: torch.Tensor, inp: torch.Tensor, options: Any = None, *_: Any) -> Call:
-    return Call(Op.ALL_GATHER, [inp], chunks(group, out), sync=is_sync(options))
+    return all_gather_single_coalesced(group, [out], [inp], options)
 
 
 def all_gather_single_coalesced(group: TracedGroup, outs: Any, ins: Any, options: Any = None, *_: Any) -> Call:
-    flat = [piece for out in outs for piece in chunks(group, out)]
+    rows = [chunks(group, out) for out in outs]
+    if group.played:
+        for i, (row, mine) in enumerate(zip(rows, ins, strict=True)):
+            misfits.check_gathered("allgather", row, mine, group.size(), i)
+    flat = [piece for row in rows for piece in row]
     return Call(Op.ALL_GATHER, list(ins), flat, sync=is_sync(options))
 
 
 def allgather_coalesced(group: TracedGroup, outs: Any, ins: Any, options: Any = None, *_: Any) -> Call:
+    if group.played:
+        misfits.check_coalesced(outs, ins)
     flat = [outs[r][i] for i in range(len(ins)) for r in range(group.size())]
     return Call(Op.ALL_GATHER, list(ins), flat, sync=is_sync(options))
 
@@ -128,6 +175,9 @@ def reduce_scatter(group: TracedGroup, outs: Any, ins: Any, options: Any = None,
     if isinstance(outs, torch.Tensor):
         outs, ins = [outs], [ins]
     kind, factor = reduce_of(options)
+    if group.played:
+        for out, row in zip(outs, ins, strict=True):
+            misfits.check_scattered(out, row, group.size())
     flat = [t for row in ins for t in row]
     return Call(Op.REDUCE_SCATTER, flat, list(outs), kind, factor=factor, sync=is_sync(options))
 
@@ -140,8 +190,11 @@ def reduce_scatter_single(
 
 def reduce_scatter_single_coalesced(group: TracedGroup, outs: Any, ins: Any, options: Any = None, *_: Any) -> Call:
     kind, factor = reduce_of(options)
+    if group.played:
+        for out, inp in zip(outs, ins, strict=True):
+            misfits.check_scattered_single(out, inp, group.size())
     flat = [piece for inp in ins for piece in chunks(group, inp)]
-    return Call(Op.REDUCE_SCATTER, flat, list(outs), kind, factor=factor, sync=is_sync(options))
+    return Call(Op.REDUCE_SCATTER, flat, list(outs), kind, factor=factor, sync=is_sync(options), whole=True)
 
 
 def _row_bytes(tensor: torch.Tensor, sizes: list[int]) -> list[int]:
@@ -154,6 +207,11 @@ def all_to_all_single(
     group: TracedGroup, out: torch.Tensor, inp: torch.Tensor, out_splits: Any, in_splits: Any, options: Any = None
 ) -> Call:
     size = group.size()
+    if group.played:
+        if not (inp.is_contiguous() and out.is_contiguous()):
+            raise ValueError("Tensors must be contiguous")
+        misfits.check_splits(in_splits, inp, size)
+        misfits.check_splits(out_splits, out, size)
     in_sizes = list(in_splits) or [inp.shape[0] // size if inp.ndim else 0] * size
     out_sizes = list(out_splits) or [out.shape[0] // size if out.ndim else 0] * size
     if not group.played:
@@ -164,19 +222,28 @@ def all_to_all_single(
 
 
 def alltoall(group: TracedGroup, outs: Any, ins: Any, options: Any = None) -> Call:
+    if group.played:
+        misfits.check_exchanged(outs, ins, group.size())
     return Call(Op.ALL_TO_ALL, list(ins), list(outs), sync=is_sync(options))
 
 
 def gather(group: TracedGroup, outs: Any, ins: Any, options: Any, *_: Any) -> Call:
     root = options.rootRank
-    return Call(
-        Op.GATHER, as_list(ins), list(outs[0]) if group.rank() == root else [], root=root, sync=is_sync(options)
-    )
+    mine = list(outs[0]) if group.rank() == root and outs else []
+    if group.played:
+        misfits.check_root("gather", root, group.size())
+        if group.rank() == root:
+            misfits.check_rooted("gather", "output", mine, as_list(ins)[0], group.size())
+    return Call(Op.GATHER, as_list(ins), mine, root=root, sync=is_sync(options))
 
 
 def scatter(group: TracedGroup, outs: Any, ins: Any, options: Any, *_: Any) -> Call:
     root = options.rootRank
-    mine = list(ins[0]) if group.rank() == root else []
+    mine = list(ins[0]) if group.rank() == root and ins else []
+    if group.played:
+        misfits.check_root("scatter", root, group.size())
+        if group.rank() == root:
+            misfits.check_rooted("scatter", "input", mine, as_list(outs)[0], group.size())
     return Call(Op.SCATTER, mine, as_list(outs), root=root, sync=is_sync(options))
 
 
@@ -186,10 +253,14 @@ def barrier(group: TracedGroup, options: Any = None, *_: Any, **__: Any) -> Call
 
 
 def send(group: TracedGroup, tensors: Any, dst: int, tag: int = 0) -> Call:
+    if group.played:
+        misfits.check_contiguous(as_list(tensors))
     return Call(Op.SEND, as_list(tensors), peer=dst, tag=tag)
 
 
 def recv(group: TracedGroup, tensors: Any, src: int, tag: int = 0) -> Call:
+    if group.played:
+        misfits.check_contiguous(as_list(tensors))
     return Call(Op.RECV, outs=as_list(tensors), peer=src, tag=tag)
 
 

@@ -171,7 +171,7 @@ class TracedGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return self._devices if self._inner is None else self._inner._device_types
+        return self._devices[::-1] if self._inner is None else self._inner._device_types
 
     def _get_backend(self, device: Any) -> Any:
         return self._absent if self._inner is None else self._inner._get_backend(device)
@@ -207,10 +207,11 @@ class TracedGroup(ProcessGroup):
             self._inner.abort()
 
     def _start_coalescing(self, device: Any = None) -> None:
-        if self._inner is not None:
-            if self._session.tracing and device is not None and torch.device(device).type == "cuda":
-                self._coalescing = self._session.begin_coalescing()
-            self._inner._start_coalescing(device)
+        if self._inner is None:
+            raise RuntimeError("Backend gloo does not implement startCoalescing")
+        if self._session.tracing and device is not None and torch.device(device).type == "cuda":
+            self._coalescing = self._session.begin_coalescing()
+        self._inner._start_coalescing(device)
 
     def _end_coalescing(self, device: Any = None) -> Any:
         if self._inner is None:

@@ -38,7 +38,7 @@ PR_SET_PDEATHSIG = 1
 @dataclass
 class Spec:
     """What a rank process runs. ``output``: descriptor that becomes its stdout, or -1 to keep ours; ``body``: run this
-    function instead of the program ``argv``; ``issue_cost``: see capture/session.py."""
+    function instead of the program ``argv``; ``issue_cost``, ``eager_sends``: see capture/session.py."""
 
     argv: list[str]
     cwd: str
@@ -55,6 +55,7 @@ class Spec:
     output: int = -1
     body: Callable[[], None] | None = None
     issue_cost: dict[int, int] | None = None
+    eager_sends: bool = False
 
 
 def threads_of_a_rank() -> None:
@@ -178,7 +179,8 @@ def run_program(spec: Spec) -> int:
     atexit._run_exitfuncs()
     # The interpreter would flush what is still open. What the tool had open is frozen, so it is not among these objects.
     for thing in gc.get_objects():
-        if isinstance(thing, (io.TextIOWrapper, io.BufferedWriter)) and not thing.closed and thing.writable():
+        # By its type: asking a weak proxy whose object is gone for its class raises.
+        if issubclass(type(thing), (io.TextIOWrapper, io.BufferedWriter)) and not thing.closed and thing.writable():
             with contextlib.suppress(OSError):
                 thing.flush()
     return status

@@ -15,6 +15,7 @@ from prism_tools.capture import clock, ranks, wire
 from prism_tools.capture.kv import KeyValue
 from prism_tools.errors import PrismError
 from prism_tools.graph.schema import Op, Reduce
+from prism_tools.tensors.refusals import refusal
 
 FULL_POLL = 0.001  # seconds between attempts to send what a full socket did not take
 GRACE = 10.0  # seconds that ranks get to send their traces and leave when a run is given up
@@ -56,6 +57,7 @@ class Operation:
     issued: int
     sync: bool
     factor: float
+    whole: bool
     payload: memoryview
 
     def text(self) -> str:
@@ -63,6 +65,12 @@ class Operation:
         size = sum(count * wire.itemsize(name) for name, count in self.descs)
         dtype = f" {self.descs[0][0]}" if self.descs else ""
         return f"{self.op.name.lower()} {size:,} B{dtype} ({self.site})"
+
+
+def refusal_of(operation: Operation) -> str:
+    """Why the group's real backend would refuse this operation; "" if it would not."""
+    dtype = operation.descs[0][0] if operation.descs else ""
+    return refusal(operation.group.backend, operation.op, operation.reduce, dtype)
 
 
 @dataclass
@@ -256,11 +264,12 @@ class Server:
             self.on_leave(rank, peer)
 
     def _operation(self, rank: Rank, message: tuple, payload: memoryview) -> Operation:
-        _, opid, node, slot, op, reduce, root, peer, tag, descs, inputs, site, issued, sync, factor = message
+        _, opid, node, slot, op, reduce, root, peer, tag, descs, inputs, site, issued, sync, factor, whole = message
         group = rank.slots[slot]
         place = rank.sites[site]
         return Operation(
-            opid, node, group, Op(op), Reduce(reduce), root, peer, tag, descs, inputs > 0, place, issued, sync, factor, payload
+            opid, node, group, Op(op), Reduce(reduce), root, peer, tag, descs, inputs > 0, place, issued, sync, factor,
+            whole, payload,
         )  # fmt: skip
 
     def _group(self, rank: Rank, slot: int, name: str, desc: str, backend: str, members: tuple[int, ...]) -> None:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 SESSION: Any = None  # the process's own Session, set by start()
 
-EAGER_ON_RECORD = (Op.SEND,)  # buffered by the coordinator, as NCCL's host does not wait for a send
-
 
 class Session:
     """State of one captured rank.
@@ -38,6 +36,7 @@ class Session:
     announces_groups = True
     callbacks_wait = True  # a slice does what was recorded, where futures are complete when their callbacks are added
     device = None
+    eager_sends = False  # the server buffers sends: nobody waits for them
 
     def __init__(
         self, client: Client, rank: int, sandbox: frozenset[int], stop_after: int, issue_cost: dict[int, int] | None
@@ -107,9 +106,10 @@ class Session:
         opid = self.client.new_id()
         issued = self.to_leader(self.tracer.issued_at(node) - (self.tracer.debt if self.compensate else 0))
         descs = wire.descs_of(call.ins or call.outs) if call.op is not Op.BARRIER else []
-        eager = call.op in EAGER_ON_RECORD and self.client.announce
+        eager = call.op is Op.SEND and self.eager_sends
         head = ("op", opid, node, slot, int(call.op), int(call.reduce), call.root, call.peer, call.tag)
-        tail = (descs, len(call.ins), self.tracer.site_of(node), issued, call.sync and not eager, call.factor)
+        blocks = call.sync and not eager
+        tail = (descs, len(call.ins), self.tracer.site_of(node), issued, blocks, call.factor, call.whole)
         self.client.post(head + tail, wire.pack(call.ins))
         return RemoteWork(self, call, node, opid, eager)
 
@@ -156,6 +156,7 @@ def start(client: Client, spec: Spec) -> Session:
 
     rank = spec.rank
     SESSION = session = Session(client, rank, spec.sandbox, spec.stop_after, spec.issue_cost)
+    session.eager_sends = spec.eager_sends
     groups.install()
     store = PrismStore(client)
     rendezvous = sys.modules["torch.distributed.rendezvous"]

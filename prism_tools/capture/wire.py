@@ -5,9 +5,11 @@ The same datagrams serve the coordinator (prism-record) and the assistant (prism
 rank → server                                            server → rank
   ("group", slot, name, desc, backend, ranks)              ("go",)                       start running
   ("site", index, text)                                    ("done", opid, descs, when, peer)  + tensors
+                                                           ("failed", opid, text, when, -1)  its wait raises RuntimeError
   ("op", opid, node, slot, op, reduce, root, peer, tag,    ("pending",)                  answer to "test"
-         descs, callsite, time_ns, sync)  + tensors        ("ok", value)                 answer to store requests and "leave"
-  ("wait", opid)  ("test", opid)  ("watch", opid)          ("error", text)
+         descs, inputs, callsite, time_ns, sync,           ("ok", value)                 answer to store requests and "leave"
+         factor, whole)  + tensors                         ("error", text)
+  ("wait", opid)  ("test", opid)  ("watch", opid)
   ("store", function, arguments)                           ("dump",)                     give up: send your trace and exit
   ("channel",) + socket  ("push",) + socket                ("read",)                     a watched completion is on the main socket
   ("clock",)  ("trace", trace)  ("leave", status)

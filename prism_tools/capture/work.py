@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import Work
 
-from prism_tools.capture.calls import Call
+from prism_tools.capture.calls import Call, densified
 from prism_tools.capture.trace import called_by_torch
 from prism_tools.capture.wire import dtype_name
 from prism_tools.graph.schema import Op
@@ -89,6 +89,7 @@ class TracedWork(Work):
         self._waited = False
         self._planned = 0  # when a played operation ends, on this process's clock
         self._future: TracedFuture | None = None
+        self._problem: RuntimeError | None = None  # why a played operation failed
 
     def _block(self) -> None:
         """Return when the results are there."""
@@ -100,7 +101,10 @@ class TracedWork(Work):
             self._waited = True
             entered = time.monotonic_ns()
             self._block()
-            self._session.tracer.waited(self._node, entered, called_by_torch(1), self._planned)
+            if self._problem is None:
+                self._session.tracer.waited(self._node, entered, called_by_torch(1), self._planned)
+        if self._problem is not None:
+            raise self._problem
         return True
 
     def synchronize(self) -> None:
@@ -110,10 +114,10 @@ class TracedWork(Work):
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        return self._call.outs or self._call.ins
+        return self._call.given or self._call.outs or self._call.ins
 
-    def exception(self) -> None:
-        return None
+    def exception(self) -> RuntimeError | None:
+        return self._problem
 
     def _seen_complete(self) -> bool:
         """A poll succeeded: from here on the program knows, which is the same as having waited."""
@@ -164,9 +168,14 @@ class RemoteWork(TracedWork):
 
         ``entered``: when this rank began to wait; what came in time but was not asked for until then is not late.
         """
-        _, _, descs, _, peer = answer
+        kind, _, descs, _, peer = answer
         when = self._planned = self.due(answer)
-        copy_out(self._call.outs, descs, payload)
+        if kind == "failed":
+            self._problem = RuntimeError(descs)
+        else:
+            copy_out(self._call.outs, descs, payload)
+            if self._call.given and self._call.given[0].is_sparse:
+                densified(self._call)
         if when:
             by = time.monotonic_ns() - max(when, entered)
             if by > 0 and entered <= when:
@@ -180,7 +189,13 @@ class RemoteWork(TracedWork):
         if self._event is not None:
             self._event.set()
         if self._future is not None:
-            torch.futures.Future.set_result(self._future, self.result())
+            self._settle(self._future)
+
+    def _settle(self, future: TracedFuture) -> None:
+        if self._problem is not None:
+            torch.futures.Future.set_exception(future, self._problem)
+        else:
+            torch.futures.Future.set_result(future, self.result())
 
     def is_completed(self) -> bool:
         if not self._complete and (self._event is None or self._session.client.announce):
@@ -190,7 +205,7 @@ class RemoteWork(TracedWork):
         return self._complete and self._seen_complete()
 
     def is_success(self) -> bool:
-        return self._complete
+        return self._complete and self._problem is None
 
     def source_rank(self) -> int:
         return self._source
@@ -201,7 +216,7 @@ class RemoteWork(TracedWork):
         if self._future is None:
             self._future = TracedFuture(self)
             if self._complete:
-                torch.futures.Future.set_result(self._future, self.result())
+                self._settle(self._future)
             else:
                 self._queue_wait()
                 self._event = threading.Event()

@@ -263,6 +263,11 @@ def write_graph(graph: Graph, options: argparse.Namespace) -> None:
     from prism_tools.graph import file, provenance
 
     provenance.append(graph, options.tool, options.argv)
+    if graph.payload.path:  # relative to the graph; through a pipe absolute
+        folder = "" if options.file == "-" else os.path.dirname(options.file)
+        path = os.path.abspath(os.path.join(folder, graph.payload.path))
+        piped = options.output == "-"
+        graph.payload.path = path if piped else os.path.relpath(path, os.path.dirname(os.path.abspath(options.output)))
     file.write(graph, options.output)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from prism_tools.cli import common
+from prism_tools.errors import PrismError
 from prism_tools.graph.schema import Kind, Op
 
 DESCRIPTION = """Show what a graph holds: a summary, tables, a check of its invariants, a picture.
@@ -17,9 +18,10 @@ EXAMPLES = """prism-inspect summary replayed.h5
 prism-inspect nodes --rank 0-1 --op all_reduce --iteration 2 calibrated.h5
 prism-inspect ranks --format tsv bare.h5 | cut -f 1,3
 prism-inspect check bare.h5
+prism-inspect payloads --verify bare.h5
 prism-inspect timeline calibrated.h5 -o timeline.png"""
 
-EXIT_STATUS = """0 success, and for check a valid graph; 1 failure, or for check an invalid graph; 2 wrong usage;
+EXIT_STATUS = """0 success, for check a valid graph, for payloads --verify none damaged; 1 any failure; 2 wrong usage;
 130 interrupted; 141 the reader of standard output went away."""
 
 OPS = [op.name.lower() for op in Op if op]
@@ -27,7 +29,7 @@ OPS = [op.name.lower() for op in Op if op]
 
 def get_parser() -> common.Parser:
     """The command line of prism-inspect."""
-    usage = "summary|ranks|groups|nodes|check|timeline [options] [FILE]"
+    usage = "summary|ranks|groups|nodes|payloads|check|timeline [options] [FILE]"
     parser = common.new_parser("prism-inspect", usage, DESCRIPTION, EXAMPLES, common.SPOOL, EXIT_STATUS)
     subparsers = parser.add_subparsers(title="subcommands", prog="prism-inspect", metavar="SUBCOMMAND", required=True)
     _add(subparsers, "summary", "the answer first: iteration time, memory, who waits for whom", _summary)
@@ -39,6 +41,10 @@ def get_parser() -> common.Parser:
     nodes.add_argument("--group", metavar="NAME", help="of this group")
     nodes.add_argument("--iteration", metavar="K", type=common.natural, help="of this iteration")
     nodes.add_argument("--kind", choices=[kind.name.lower() for kind in Kind], help="of this kind")
+    payloads = _add(
+        subparsers, "payloads", "one row a recorded contribution: what is kept of it", _payloads, table=True
+    )
+    payloads.add_argument("--verify", action="store_true", help="read them all; exit status 1 if one is damaged")
     _add(subparsers, "check", "verify the invariants of the format; exit status 1 if one is broken", _check)
     timeline = _add(subparsers, "timeline", "draw the timeline: one row a rank, the critical path outlined", _timeline)
     common.add_file(
@@ -99,6 +105,32 @@ def _nodes(options: argparse.Namespace) -> None:
 
     keep = {name: getattr(options, name) for name in ("op", "group", "iteration", "kind")}
     print(render(nodes(common.read_graph(options), ranks=options.rank, **keep), options.format), end="")
+
+
+def _payloads(options: argparse.Namespace) -> int:
+    from prism_tools.analyze.text import percent, render, size
+    from prism_tools.emulate.sandbox import open_payloads
+    from prism_tools.tensors.listing import brief, rows, totals, verify
+
+    graph = common.read_graph(options)
+    payloads = open_payloads(graph, options.file)
+    if payloads is None:
+        raise PrismError(
+            f"{options.file}: no payloads were recorded; record the program with prism-record --tensors all"
+        )
+    if options.format == "text":
+        print(render(brief(rows(graph, payloads))), end="")
+        n = totals(payloads)
+        lost = f"{n['summaries']:,} as summaries ({size(n['lost_bytes'])})"
+        alike = percent(n["contents_bytes"], n["kept_bytes"])
+        print(f"kept      {n['kept']:,} whole ({size(n['kept_bytes'])}), {lost}")
+        print(f"contents  {n['contents']:,} distinct ({size(n['contents_bytes'])}, {alike} of what is kept)")
+        print(f"stored    {size(n['stored_bytes'])}, {percent(n['stored_bytes'], n['contents_bytes'])} of the contents")
+    else:
+        print(render(rows(graph, payloads), options.format), end="")
+    problems = verify(payloads) if options.verify else []
+    print("".join(f"{problem}\n" for problem in problems), end="", file=sys.stderr)
+    return int(bool(problems))
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prism_tools.cli import common
 from prism_tools.errors import PrismError
@@ -15,6 +15,7 @@ DESCRIPTION = """Record a torch.distributed program of W ranks, running a few at
 The program is not changed. All its ranks run on this machine; a rank gives up its slot where it
 waits for another. The bare graph says what each rank did, in what order and with which payloads;
 it holds no times to rely on. If no rank can go on any more, a table says who waits where, for whom.
+A program that hangs only where sends wait for their receives shows this with --sends rendezvous.
 
 With --live the command after -- is a launcher (torchrun, srun, mpiexec) of a real job, on GPUs or
 CPUs: it runs as it is, with its real backends, and the graph holds the measured times of all its
@@ -23,7 +24,7 @@ With --warmup 4 or more, the GPUs are held back in one of these iterations, so t
 ahead of them: only then can the work of a GPU that waits for its host be told from its wait."""
 
 EXAMPLES = """prism-record -n 8 -j 2 -o bare.h5 -- train.py --tp 2 --pp 2
-prism-record -n 64 --iterations 3 --tensors none -o bare.h5 -- -m package.train config.toml
+prism-record -n 64 --iterations 3 --tensors cut=0-3 -o bare.h5 -- -m package.train config.toml
 prism-record --live --warmup 3 --iterations 10 -o live.h5 -- torchrun --nproc-per-node 8 train.py"""
 
 EXIT_STATUS = """That of the first rank that failed (128+N if signal N ended it), 0 if none did.
@@ -60,16 +61,47 @@ def get_parser() -> common.Parser:
         help="stop after K+M iterations, which optimizer steps end (default: run to the end; "
         "--live: trace no more, the program goes on)",
     )
-    add("--tensors", choices=("all", "none"), default="all", help="payloads to keep (default: all)")
+    add(
+        "--reduce-order",
+        choices=("rank", "ring"),
+        default="rank",
+        help="add contributions in the order of ranks, or in gloo's ring, for its bits (default: rank)",
+    )
+    add(
+        "--sends",
+        choices=("eager", "rendezvous"),
+        default="eager",
+        help="a send ends at once, or waits until its receive is posted (default: eager)",
+    )
+    _add_payloads(add)
+    common.add_command(parser, recorded=False)
+    return parser
+
+
+def _add_payloads(add: Callable[..., object]) -> None:
+    add(
+        "--tensors",
+        metavar="all|cut=RANKS|none",
+        type=_tensors,
+        default="all",
+        help="payloads to keep: all, what a replay of exactly RANKS (0-3,8) needs from other ranks, or none; integers and "
+        "those of 64 KiB or less are always kept (default: all)",
+    )
     add(
         "--tensor-budget",
         metavar="BYTES",
         type=common.parse_bytes,
         default=2 << 30,
-        help="keep no more than this (K, M, G, T: powers of 1024; default: 2G)",
+        help="from this size of their file on, keep only a summary of each (K, M, G, T: powers of 1024; default: 2G)",
     )
-    common.add_command(parser, recorded=False)
-    return parser
+
+
+def _tensors(text: str) -> str | list[int]:
+    if text in ("all", "none"):
+        return text
+    if text.startswith("cut="):
+        return common.parse_ranks(text.removeprefix("cut="))
+    raise argparse.ArgumentTypeError(f"{text!r} is not all, none, or cut=RANKS such as cut=0-3,8")
 
 
 def _record(options: argparse.Namespace) -> int:
@@ -77,6 +109,8 @@ def _record(options: argparse.Namespace) -> int:
         raise PrismError(
             "--live: the command says how many ranks there are; leave -n, -j, --nproc-per-node out", status=2
         )
+    if options.live and (options.reduce_order, options.sends) != ("rank", "eager"):
+        raise PrismError("--live: the real backends add and send; leave --reduce-order, --sends out", status=2)
     if not options.live:
         options.world_size = common.setting(options.world_size, "PRISM_WORLD_SIZE")
         if options.world_size is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from prism_tools.capture import ranks, wire
 from prism_tools.capture.kv import CHANGES
-from prism_tools.capture.server import Operation, Rank, Server, process_state
+from prism_tools.capture.server import Operation, Rank, Server, process_state, refusal_of
 from prism_tools.emulate.absent import AbsentChanges
 from prism_tools.emulate.divergence import check_operation, check_trace
 from prism_tools.emulate.planner import AtOnce, Timed
@@ -116,7 +116,8 @@ class Assistant(Server):
             calls = self._open.get(match, {})
             operation, peer = calls[number]
             live = {other: call for other, (call, _) in calls.items()}
-            outs = self.values.results(number, operation, live)
+            refused = refusal_of(operation)
+            outs = [] if refused else self.values.results(number, operation, live)
             source = self.values.source(number, operation)
             rank = self.ranks[number]
             target = peer
@@ -125,4 +126,5 @@ class Assistant(Server):
             else:
                 self._sent.add((number, operation.opid))
             self._forget(match)
-            target.send(("done", operation.opid, wire.descs_of(outs), when, source), wire.pack(outs))
+            answer = ("failed", operation.opid, refused) if refused else ("done", operation.opid, wire.descs_of(outs))
+            target.send((*answer, when, source), wire.pack(outs))

@@ -12,6 +12,7 @@ from prism_tools.emulate.condense import condense
 from prism_tools.emulate.planner import Timed
 from prism_tools.emulate.sandbox import (
     check_hash_seed,
+    check_kept,
     check_ranks,
     file_name,
     joined_memory,
@@ -43,6 +44,7 @@ def replay(graph: Graph, options: argparse.Namespace) -> Graph:
     matches = find_matches(graph)
     planner = Timed(condense(graph, matches, dependency_order(graph, matches), graph.durations, set(sandbox)))
     payloads = open_payloads(graph, options.file)
+    check_kept(graph, matches, payloads, sandbox, options.file)
     ranks.preload()
     output = 2 if options.output == "-" else -1  # stdout is for the graph
     costs = issue_costs(graph)

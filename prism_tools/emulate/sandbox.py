@@ -16,7 +16,9 @@ from prism_tools.emulate.planner import AtOnce, Timed
 from prism_tools.errors import PrismError
 from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph, Memory, Timing
+from prism_tools.graph.names import ranks_text
 from prism_tools.graph.schema import UNKNOWN
+from prism_tools.tensors.cut import crossing
 from prism_tools.tensors.payload import PayloadReader
 
 TIMES = ("host_issue", "ready", "start", "end")
@@ -26,6 +28,17 @@ def open_payloads(graph: Graph, file: str) -> PayloadReader | None:
     """The recorded payloads, looked for beside the graph's ``file`` first; None if none were kept."""
     folder = "" if file == "-" else os.path.dirname(os.path.abspath(file))
     return PayloadReader(graph.payload, folder) if graph.payload.uuid else None
+
+
+def check_kept(graph: Graph, matches: Matches, payloads: PayloadReader | None, sandbox: list[int], file: str) -> None:
+    """PrismError if payloads that cross into ``sandbox`` were left out, because those of other ranks were asked for."""
+    _, asked, cut = graph.payload.mode.partition("cut=")
+    if payloads is None or not asked:
+        return
+    for rank, node in crossing(graph, matches, sandbox):
+        if (rank, node) not in payloads.known and graph.values_of(rank).bytes[node]:
+            remedy = f"replay exactly these, or record again with --tensors cut={ranks_text(sandbox)}"
+            raise PrismError(f"{file_name(file)}: payloads were kept for ranks {cut} only; {remedy}")
 
 
 def check_ranks(graph: Graph, chosen: list[int], file: str) -> None:
@@ -68,6 +81,8 @@ def run_sandbox(
     if len(sandbox) < graph.world_size and not graph.store.key and not graph.payload.uuid:
         remedy = f"record the program with prism-record -n {graph.world_size}"
         raise PrismError(f"the graph of a live job holds no values for virtual ranks to send; {remedy}")
+    if payloads is not None:
+        payloads.load(crossing(graph, matches, sandbox))
     assistant = Assistant(graph, matches, sandbox, planner, payloads)
     sys.stdout.flush()
     gc.collect()

@@ -44,7 +44,8 @@ class Values:
                 ins.append([])
             else:
                 ins.append(self._contribution(number, nodes[number], operation, live))
-        outs = execute(operation.op, ins, operation.reduce, operation.root, operation.factor)
+        order = self._graph.launch.reduce_order
+        outs = execute(operation.op, ins, operation.reduce, operation.root, operation.factor, order, operation.whole)
         return outs[me]
 
     def source(self, rank: int, operation: Operation) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from prism_tools.errors import PrismError
-from prism_tools.graph.schema import NODE_COLUMNS, VALUE_COLUMNS
+from prism_tools.graph.schema import NODE_COLUMNS, VALUE_COLUMNS, ReduceOrder
 
 
 @dataclass
@@ -223,6 +223,7 @@ class Launch:
     entropy: np.ndarray
     warmup: int
     stop_after: int  # iterations after which the recording stopped, or -1: the program ran to its end
+    reduce_order: ReduceOrder = ReduceOrder.RANK
     foreign_owner: int = -1  # uid of an owner other than the caller that a tool met and was not told to trust
 
 

@@ -1,6 +1,6 @@
 """The words and numbers of PrismTrace v1: facts only, no code that reads or writes."""
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 FORMAT = "prismtrace"
 VERSION = 1
@@ -58,6 +58,13 @@ class Reduce(IntEnum):
     BOR = 7
     BXOR = 8
     PREMUL_SUM = 9
+
+
+class ReduceOrder(StrEnum):
+    """In which order a recording added its members' contributions; its results depend on it in the last bits."""
+
+    RANK = "rank"  # by group rank
+    RING = "ring"  # as gloo's ring does
 
 
 class Source(IntEnum):

@@ -10,7 +10,7 @@ import numpy as np
 from prism_tools.graph.fields import Fields, Tree, damaged, pack_bytes, pack_lists, pack_rows, pack_strings, split
 from prism_tools.graph.model import Graph, Groups, Launch, Payload, Program, Ragged, Ranks, StoreLog, Values
 from prism_tools.graph.results import RESULTS
-from prism_tools.graph.schema import FORMAT, NODE_COLUMNS, STAGES, VALUE_COLUMNS, VERSION
+from prism_tools.graph.schema import FORMAT, NODE_COLUMNS, STAGES, VALUE_COLUMNS, VERSION, ReduceOrder
 
 PROVENANCE = ("id", "prev", "tool", "version", "argv")
 RANK_COLUMNS = ("program", "values", "local_rank", "node")
@@ -96,6 +96,7 @@ def _launch_tree(launch: Launch) -> Tree:
     scalars = ("cwd", "python", "nproc_per_node", "device", "backend", "hash_seed", "warmup", "stop_after")
     return {
         **{name: getattr(launch, name) for name in scalars},
+        "reduce_order": str(launch.reduce_order),
         "foreign_owner": launch.foreign_owner,
         "argv": pack_strings(launch.argv),
         "env_name": pack_strings(names),
@@ -118,8 +119,18 @@ def _launch(group: Fields, world_size: int) -> Launch:
         entropy=group.array("entropy", "u8", world_size),
         warmup=group.integer("warmup"),
         stop_after=group.integer("stop_after"),
+        reduce_order=_reduce_order(group),
         foreign_owner=group.integer("foreign_owner"),
     )
+
+
+def _reduce_order(group: Fields) -> ReduceOrder:
+    if "reduce_order" not in group:
+        return ReduceOrder.RANK
+    name = group.text("reduce_order")
+    if name not in list(ReduceOrder):
+        raise damaged(f"{group.path}@reduce_order", "is no order")
+    return ReduceOrder(name)
 
 
 def _provenance(group: Fields) -> list[dict[str, str]]:

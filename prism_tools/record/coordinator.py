@@ -11,15 +11,16 @@ from enum import Enum
 from typing import Any
 
 from prism_tools.capture import ranks, wire
-from prism_tools.capture.server import Operation, Rank, Server, process_state
+from prism_tools.capture.server import Operation, Rank, Server, process_state, refusal_of
 from prism_tools.errors import PrismError
-from prism_tools.graph.schema import P2P, ROOTED, Op
+from prism_tools.graph.schema import P2P, ROOTED, Op, ReduceOrder
+from prism_tools.graph.semantics import ignores_tags
 from prism_tools.record.build import Shared
+from prism_tools.record.kept import is_essential, is_wanted
 from prism_tools.record.report import deadlock_table, suspicion
 from prism_tools.tensors.executor import Tensors, execute, unpack
 from prism_tools.tensors.payload import PayloadWriter
 
-SMALL = 64 << 10  # bytes (design §5)
 STALL_POLL = 0.005  # seconds between two looks at a rank that may be blocked in C++
 STALL_LIMIT = (
     20.0  # seconds that a rank may sleep in C++, or in a sleep of its own, before it counts as blocked for ever
@@ -40,6 +41,7 @@ class Turn:
     """What the coordinator knows of one rank's turn. ``resume`` is sent when it gets the next one."""
 
     rank: Rank
+    eager_sends: bool = False  # nobody waits for a send
     state: State = State.READY
     resume: Callable[[], None] | None = None
     waits: int = 0  # opid that the main thread waits for; 0: none or a store key
@@ -64,18 +66,22 @@ class Collective:
     missing: int
 
 
-def is_essential(operation: Operation) -> bool:
-    """Contributions that steer a program (sizes, splits, indices, pickled objects) are always kept: small or integer ones."""
-    return len(operation.payload) <= SMALL or "float" not in operation.descs[0][0]
-
-
 class Coordinator(Server):
-    """Runs the program's W ranks. ``slots``: ranks at a time. ``payloads``: where contributions are kept."""
+    """Runs the program's W ranks. ``slots``: ranks at a time. ``payloads``: where contributions are kept: the essential
+    ones, and those that cross into the ranks ``cut`` (None: all). ``order``: of sums."""
 
-    def __init__(self, slots: int, payloads: PayloadWriter) -> None:
+    def __init__(
+        self,
+        slots: int,
+        payloads: PayloadWriter,
+        cut: frozenset[int] | None = None,
+        order: ReduceOrder = ReduceOrder.RANK,
+    ) -> None:
         super().__init__()
         self.slots = slots
         self.payloads = payloads
+        self.cut = cut
+        self.order = order
         self.turns: dict[int, Turn] = {}
         self.ready: deque[int] = deque()
         self.active = 0
@@ -93,7 +99,7 @@ class Coordinator(Server):
     def launch(self, spec: ranks.Spec) -> None:
         """Fork a rank; it runs when it gets a turn."""
         rank = self.spawn(spec)
-        turn = self.turns[spec.rank] = Turn(rank)
+        turn = self.turns[spec.rank] = Turn(rank, spec.eager_sends)
         self._make_ready(turn, lambda: rank.main.send(("go",)))
 
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
@@ -178,14 +184,20 @@ class Coordinator(Server):
         turn = self.turns[rank.number]
         turn.last = operation
         if operation.has_input:
-            self.payloads.add(rank.number, operation.node, operation.payload, is_essential(operation))
-        if operation.op is not Op.SEND:
+            essential = is_essential(operation)
+            if essential or is_wanted(rank.number, operation, self.cut):
+                place = (rank.number, operation.node)
+                self.payloads.add(place, operation.descs, operation.payload, essential)
+        if not (operation.op is Op.SEND and turn.eager_sends):
             turn.issued[operation.opid] = operation
-        if operation.op in P2P:
+        refused = refusal_of(operation)
+        if refused:  # by every member alike, before any of them waits
+            self._fail(turn, operation.opid, refused)
+        elif operation.op in P2P:
             self._point_to_point(turn, operation)
         else:
             self._collective(turn, operation)
-        if operation.sync and operation.op is not Op.SEND:
+        if operation.sync:
             self.on_wait(rank, peer, operation.opid)
 
     def on_wait(self, rank: Rank, peer: wire.Peer, opid: int) -> None:
@@ -280,9 +292,9 @@ class Coordinator(Server):
             del self.open[key]
             self._execute(found)
         elif operation.op is Op.BROADCAST and operation.root == member:
-            self._complete(turn, operation.opid, [], -1)  # the root has nothing to wait for
+            self._complete(turn, operation.opid)  # the root has nothing to wait for
         elif operation.op in (Op.GATHER, Op.REDUCE) and operation.root != member:
-            self._complete(turn, operation.opid, [], -1)
+            self._complete(turn, operation.opid)
 
     def _compare(self, found: Collective, sequence: int, rank: Rank, operation: Operation) -> None:
         """PrismError if this member calls something else than the first one did."""
@@ -301,26 +313,35 @@ class Coordinator(Server):
         first = found.first
         ins = [tensors or [] for tensors in found.ins]
         try:
-            outs = execute(first.op, ins, first.reduce, first.root, first.factor)
+            outs = execute(first.op, ins, first.reduce, first.root, first.factor, self.order, first.whole)
         except (RuntimeError, IndexError, ValueError) as error:
             where = f"{first.op.name.lower()} on group {first.group.label()} ({first.site})"
-            raise PrismError(f"{where}: the members' tensors do not fit together: {error}") from error
+            for number, opid in filter(None, found.arrived):
+                text = f"prism: {where}: the members' tensors do not fit together: {error}"
+                self._fail(self.turns[number], opid, text)
+            return
         packed: dict[int, tuple[list, wire.Parcel]] = {}
         for tensors, arrived in zip(outs, found.arrived, strict=True):
             assert arrived is not None
             number, opid = arrived
             if id(tensors) not in packed:
                 packed[id(tensors)] = (wire.descs_of(tensors), wire.pack(tensors))
-            self._finish(self.turns[number], opid, *packed[id(tensors)], -1)
+            descs, parcel = packed[id(tensors)]
+            self._finish(self.turns[number], ("done", opid, descs, 0, -1), parcel)
 
-    def _complete(self, turn: Turn, opid: int, tensors: Tensors, peer: int) -> None:
-        self._finish(turn, opid, wire.descs_of(tensors), wire.pack(tensors), peer)
+    def _complete(self, turn: Turn, opid: int) -> None:
+        """One member's operation is over, and it receives nothing."""
+        self._finish(turn, ("done", opid, [], 0, -1))
 
-    def _finish(self, turn: Turn, opid: int, descs: list, parcel: wire.Parcel, peer: int) -> None:
-        """The results of one member's operation are there."""
+    def _fail(self, turn: Turn, opid: int, text: str) -> None:
+        """The member's wait raises a RuntimeError with this text."""
+        self._finish(turn, ("failed", opid, text, 0, -1))
+
+    def _finish(self, turn: Turn, message: tuple, parcel: wire.Parcel = wire.NOTHING) -> None:
+        """The answer to one member's operation is there."""
+        opid = message[1]
         if turn.issued.pop(opid, None) is None:
             return  # an early leaver: it has been answered already
-        message = ("done", opid, descs, 0, peer)
         rank = turn.rank
         if opid in rank.watched and rank.push is not None:
             push = rank.push
@@ -341,30 +362,33 @@ class Coordinator(Server):
             turn.done[opid] = (message, parcel)
 
     def _point_to_point(self, turn: Turn, operation: Operation) -> None:
-        """Match a send or receive by (group, sender, receiver, tag), in order."""
+        """Match a send or receive by (group, sender, receiver, tag), in order; NCCL's have no tags."""
         group = operation.group
+        tag = 0 if ignores_tags(group.backend) else operation.tag
         me = group.index[turn.rank.number]
         if operation.op is Op.SEND:
             for source in (me, -1):
-                waiting = self.recvs.get((group.number, source, operation.peer, operation.tag))
+                waiting = self.recvs.get((group.number, source, operation.peer, tag))
                 if waiting:
                     receiver, opid = waiting.popleft()
-                    self._deliver(receiver, opid, me, operation)
+                    self._deliver(receiver, opid, turn, operation)
                     return
-            self.sends.setdefault((group.number, operation.peer, operation.tag), deque()).append((me, operation))
+            self.sends.setdefault((group.number, operation.peer, tag), deque()).append((me, turn, operation))
             return
-        arrived = self.sends.get((group.number, me, operation.tag), deque())
-        for k, (source, sent) in enumerate(arrived):
+        arrived = self.sends.get((group.number, me, tag), deque())
+        for k, (source, sender, sent) in enumerate(arrived):
             if operation.peer in (-1, source):
                 del arrived[k]
-                self._deliver(turn, operation.opid, source, sent)
+                self._deliver(turn, operation.opid, sender, sent)
                 return
-        key = (group.number, operation.peer, me, operation.tag)
+        key = (group.number, operation.peer, me, tag)
         self.recvs.setdefault(key, deque()).append((turn, operation.opid))
 
-    def _deliver(self, receiver: Turn, opid: int, source: int, sent: Operation) -> None:
-        parcel = wire.Parcel([sent.payload])
-        self._finish(receiver, opid, sent.descs, parcel, source)
+    def _deliver(self, receiver: Turn, opid: int, sender: Turn, sent: Operation) -> None:
+        """Both sides have come: the receive has its results, and a send that waits has no more to wait for."""
+        source = sent.group.index[sender.rank.number]
+        self._finish(receiver, ("done", opid, sent.descs, 0, source), wire.Parcel([sent.payload]))
+        self._complete(sender, sent.opid)
 
     # --- the end that must not happen
 

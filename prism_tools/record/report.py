@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from prism_tools.graph.schema import P2P, Op
+from prism_tools.graph.semantics import ignores_tags
 
 if TYPE_CHECKING:
     from prism_tools.capture.server import Operation
@@ -81,10 +82,13 @@ def _row(coordinator: Coordinator, turn: Turn) -> tuple[str, ...]:
         return (what, "-", "-", "-", f"after {place}" if turn.last else place)
     missing = rank_list(missing_ranks(coordinator, turn)) or "any"
     sequence = str(coordinator.counts.get((operation.group.number, turn.rank.number), 0) - 1)
+    tag = ""
     if operation.op in P2P:
         sequence = "-"
-    size = operation.text().rsplit(" (", 1)[0]
-    return (size, operation.group.label(), sequence, missing, operation.site)
+        if operation.tag > 0 and not ignores_tags(operation.group.backend):
+            tag = f" tag {operation.tag}"
+    what = operation.text().rsplit(" (", 1)[0] + tag
+    return (what, operation.group.label(), sequence, missing, operation.site)
 
 
 def suspicion(coordinator: Coordinator) -> str:
@@ -98,13 +102,17 @@ def suspicion(coordinator: Coordinator) -> str:
     cycle = _cycle(coordinator)
     if not cycle:
         return ""
-    parts = []
+    parts, operations = [], set()
     for number, other in zip(cycle, cycle[1:] + cycle[:1], strict=True):
         operation = operation_of(coordinator.turns[number])
         assert operation is not None
-        verb = "in" if operation.op is not Op.RECV else "to receive in"
+        verb = {Op.SEND: "to receive in", Op.RECV: "to send in"}.get(operation.op, "in")
         parts.append(f"rank {number} waits for rank {other} {verb} {operation.group.label()} at {operation.site}")
-    return "; ".join(parts) + ": they call these operations in different orders"
+        operations.add(operation.op)
+    cause = (
+        "each sends before it receives" if operations == {Op.SEND} else "they call these operations in different orders"
+    )
+    return "; ".join(parts) + f": {cause}"
 
 
 def _cycle(coordinator: Coordinator) -> list[int]:

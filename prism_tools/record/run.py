@@ -15,8 +15,9 @@ from prism_tools.capture import ranks
 from prism_tools.capture.server import Failure
 from prism_tools.errors import PrismError
 from prism_tools.graph import file, provenance
-from prism_tools.graph.model import Launch, Payload
-from prism_tools.graph.schema import UNKNOWN
+from prism_tools.graph.model import Graph, Launch, Payload
+from prism_tools.graph.names import ranks_text
+from prism_tools.graph.schema import EPILOGUE, PROLOGUE, UNKNOWN, ReduceOrder
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
@@ -28,30 +29,59 @@ def record(options: argparse.Namespace) -> int:
     check_program(options.command)
     check_writable(options.output)
     launch = describe(options, fix_hash_seed())
-    budget = options.tensor_budget if options.tensors == "all" else 0
-    payloads = PayloadWriter(payload_path(options.output), budget)
-    coordinator = Coordinator(options.jobs, payloads)
+    cut = cut_ranks(options)
+    payloads = PayloadWriter(payload_path(options.output), options.tensor_budget)
+    coordinator = Coordinator(options.jobs, payloads, cut, launch.reduce_order)
     try:
-        options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time; payloads: {options.tensors}")
+        mode = tensors_text(options.tensors)
+        options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time; payloads: {mode}")
         ranks.preload(warm=True)
         for rank in range(options.world_size):
-            coordinator.launch(spec_of(launch, rank))
+            coordinator.launch(spec_of(launch, rank, options.sends == "eager"))
         try:
             coordinator.run(lambda: show_progress(options, coordinator))
         except PrismError as problem:
             _keep_partial(options, coordinator, launch, problem)
             raise
-        payload = payloads.finish()
-        _write(options, coordinator, launch, payload)
+        graph = _write(
+            options,
+            coordinator,
+            launch,
+            payloads.finish(f"partial {mode}".removesuffix(" all") if payloads.lost else mode),
+        )
         payloads.commit()
-        if payload.mode == "partial":
-            options.progress.warn(
-                f"payloads beyond the budget were not kept ({payloads.lost:,} B); add --tensor-budget"
-            )
+        if payloads.lost:
+            options.progress.warn(loss_text(graph, payloads))
     finally:
         coordinator.close()
         payloads.discard()
     return 0
+
+
+def cut_ranks(options: argparse.Namespace) -> frozenset[int] | None:
+    """The ranks into which wanted payloads cross; None: all payloads are wanted. PrismError: a rank that is not there."""
+    if options.tensors == "all":
+        return None
+    chosen = frozenset() if options.tensors == "none" else frozenset(options.tensors)
+    if chosen and max(chosen) >= options.world_size:
+        there = f"the program has ranks 0-{options.world_size - 1}"
+        raise PrismError(f"--tensors {tensors_text(options.tensors)}: no rank {max(chosen)}; {there}", status=2)
+    return chosen
+
+
+def tensors_text(tensors: str | list[int]) -> str:
+    """--tensors as it is written on a command line."""
+    return tensors if isinstance(tensors, str) else f"cut={ranks_text(tensors)}"
+
+
+def loss_text(graph: Graph, payloads: PayloadWriter) -> str:
+    """How many payloads are summaries only, and since when."""
+    segments = [int(graph.program_of(rank).segment[node]) for rank, node in payloads.summarised]
+    names = {PROLOGUE: "the prologue", EPILOGUE: "the epilogue"}
+    first = min(segments, key=lambda segment: (segment == EPILOGUE, segment))
+    many = "payloads are summaries" if len(segments) > 1 else "payload is a summary"
+    what = f"beyond the budget {len(segments):,} {many} only"
+    return f"{what} ({payloads.lost:,} B, since {names.get(first, f'iteration {first}')}); add --tensor-budget"
 
 
 def describe(options: argparse.Namespace, hash_seed: int) -> Launch:
@@ -70,10 +100,11 @@ def describe(options: argparse.Namespace, hash_seed: int) -> Launch:
         entropy=entropy,
         warmup=options.warmup,
         stop_after=stop_after,
+        reduce_order=ReduceOrder(options.reduce_order),
     )
 
 
-def spec_of(launch: Launch, rank: int) -> ranks.Spec:
+def spec_of(launch: Launch, rank: int, eager_sends: bool) -> ranks.Spec:
     """A recorded rank: nothing real around it."""
     return ranks.Spec(
         argv=launch.argv,
@@ -88,6 +119,7 @@ def spec_of(launch: Launch, rank: int) -> ranks.Spec:
         sandbox=frozenset(),
         stop_after=launch.stop_after,
         announce=True,
+        eager_sends=eager_sends,
     )
 
 
@@ -119,11 +151,13 @@ def show_progress(options: argparse.Namespace, coordinator: Coordinator) -> None
 
 def _write(
     options: argparse.Namespace, coordinator: Coordinator, launch: Launch, payload: Payload, whole: bool = True
-) -> None:
+) -> Graph:
     traces = {number: rank.trace for number, rank in coordinator.ranks.items() if rank.trace is not None}
     graph = build(traces, list(coordinator.groups.values()), launch, payload, coordinator.store.log, whole)
     provenance.append(graph, options.tool, options.argv)
+    graph.payload.path = os.path.basename(payload.path)  # the two are in one folder
     file.write(graph, options.output)
+    return graph
 
 
 def _keep_partial(options: argparse.Namespace, coordinator: Coordinator, launch: Launch, problem: PrismError) -> None:

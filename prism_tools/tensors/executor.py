@@ -1,7 +1,8 @@
 """The results of a communication event from its members' contributions (P§5.2: executed on the CPU once all are there).
 
-Lists of tensors are ordered as capture/calls.py says. Sums run in group-rank order, 16-bit floats accumulated in float32: with two
-addends that equals gloo's and NCCL's bits; with more it may differ from a ring in the last bits (<= 2e-7 relative for float32).
+Lists of tensors are ordered as capture/calls.py says. In order "rank" sums run by group rank, 16-bit floats accumulated in
+float32: with two addends that equals gloo's and NCCL's bits; with more it may differ from a ring in the last bits (<= 2e-7
+relative for float32). In order "ring" floats are added as gloo adds them (tensors/ring.py), whose bits all results then have.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from collections.abc import Callable
 
 import torch
 
-from prism_tools.graph.schema import Op, Reduce
+from prism_tools.graph.schema import Op, Reduce, ReduceOrder
+from prism_tools.tensors import ring
 
 Tensors = list[torch.Tensor]
+Chunk = Callable[[int, int, int], int]  # elements, bytes of one, members → elements of a chunk of the ring
 
 _FOLD: dict[Reduce, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     Reduce.SUM: torch.add,
@@ -43,22 +46,57 @@ def fold(parts: Tensors, kind: Reduce, factor: float = 1.0) -> torch.Tensor:
         else:
             total = _FOLD[kind](total, part)
     if kind is Reduce.AVG:
-        total = total / len(parts) if total.dtype.is_floating_point else total // len(parts)
+        whole = not (total.dtype.is_floating_point or total.dtype.is_complex)
+        total = total // len(parts) if whole else total / len(parts)
     return total.to(first.dtype)
 
 
-def execute(op: Op, ins: list[Tensors], kind: Reduce, root: int, factor: float = 1.0) -> list[Tensors]:
+def fold_ring(parts: Tensors, kind: Reduce, factor: float, chunk_of: Chunk) -> torch.Tensor:
+    """As fold, in gloo's order. What does not depend on the order, or gloo cannot add, is folded by rank."""
+    first = parts[0]
+    if first.is_complex() and kind in (Reduce.SUM, Reduce.AVG):  # torch has gloo add the real numbers in it
+        reals = [torch.view_as_real(part).view(-1) for part in parts]
+        return torch.view_as_complex(fold_ring(reals, kind, factor, chunk_of).view(-1, 2))
+    if first.dtype not in ring.TYPES or kind not in ring.COMBINE or len(parts) == 1:
+        return fold(parts, kind, factor)
+    if kind is Reduce.PREMUL_SUM:
+        parts = [part * factor for part in parts]
+    total = ring.fold(parts, kind, chunk_of(first.numel(), first.dtype.itemsize, len(parts)))
+    return total / len(parts) if kind is Reduce.AVG else total
+
+
+def _sums(
+    ins: list[Tensors], kind: Reduce, factor: float, order: ReduceOrder, chunk_of: Chunk = ring.all_reduce_chunk
+) -> Tensors:
+    """The members' lists, reduced tensor by tensor; gloo's ring takes a list as one vector."""
+    if order is ReduceOrder.RANK:
+        return [fold([mine[t] for mine in ins], kind, factor) for t in range(len(ins[0]))]
+    flat = [mine[0] if len(mine) == 1 else torch.cat(mine) for mine in ins]
+    return list(fold_ring(flat, kind, factor, chunk_of).split([tensor.numel() for tensor in ins[0]]))
+
+
+def execute(
+    op: Op,
+    ins: list[Tensors],
+    kind: Reduce,
+    root: int,
+    factor: float = 1.0,
+    order: ReduceOrder = ReduceOrder.RANK,
+    whole: bool = False,
+) -> list[Tensors]:
     """Outputs of every member (by group rank) of a collective; members that receive nothing get [].
 
-    ``ins[i]`` are member i's contributions. Members that receive the same get the same list object.
-    ValueError for an operation or layout that does not exist.
+    ``ins[i]`` are member i's contributions. Members that receive the same get the same list object. ``whole``: the parts of
+    a reduce_scatter are of one tensor for each output, which gloo reduces as one. ValueError for an operation or layout that
+    does not exist.
     """
     size = len(ins)
     members = range(size)
     if op is Op.BARRIER:
         return [[] for _ in members]
     if op in (Op.ALL_REDUCE, Op.REDUCE):
-        total = [fold([ins[i][t] for i in members], kind, factor) for t in range(len(ins[0]))]
+        chunk_of = ring.all_reduce_chunk if op is Op.ALL_REDUCE else ring.reduce_chunk
+        total = _sums(ins, kind, factor, order, chunk_of)
         return [total if op is Op.ALL_REDUCE or i == root else [] for i in members]
     if op is Op.BROADCAST:
         return [[] if i == root else ins[root] for i in members]
@@ -66,8 +104,10 @@ def execute(op: Op, ins: list[Tensors], kind: Reduce, root: int, factor: float =
         gathered = [ins[i][t] for t in range(len(ins[0])) for i in members]
         return [gathered] * size
     if op is Op.REDUCE_SCATTER:
-        count = len(ins[0]) // size
-        return [[fold([ins[m][t * size + i] for m in members], kind, factor) for t in range(count)] for i in members]
+        step = size if whole else 1
+        starts = range(0, len(ins[0]) // size * size, step)
+        sums = [out for k in starts for out in _sums([mine[k : k + step] for mine in ins], kind, factor, order)]
+        return [sums[i::size] for i in members]
     if op is Op.ALL_TO_ALL:
         return [[ins[m][i] for m in members] for i in members]
     if op is Op.GATHER:

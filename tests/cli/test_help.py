@@ -11,7 +11,8 @@ from prism_tools import __version__
 HEAVY = ["torch", "h5py", "numba", "mpi4py", "matplotlib", "numpy"]
 SHARED = "--quiet --verbose --version"
 OPTIONS = {
-    "record": "--world-size --jobs --output --live --nproc-per-node --warmup --iterations --tensors --tensor-budget",
+    "record": "--world-size --jobs --output --live --nproc-per-node --warmup --iterations --reduce-order --sends "
+    "--tensors --tensor-budget",
     "slice": "",
     "slice run": "file --size --output --ranks --repeat --no-probe --trust",
     "slice plan": "file --size",
@@ -24,6 +25,7 @@ OPTIONS = {
     "inspect ranks": "file --partial --format",
     "inspect groups": "file --partial --format",
     "inspect nodes": "file --partial --format --rank --op --group --iteration --kind",
+    "inspect payloads": "file --partial --format --verify",
     "inspect check": "file --partial",
     "inspect timeline": "file --partial --output --iteration",
 }

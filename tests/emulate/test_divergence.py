@@ -28,7 +28,7 @@ def called(op, node, elements=4, members=MEMBERS):
     group = Group(0, "0", "default_pg", "gloo", members, {rank: rank for rank in members})
     descs = [("float32", elements)]
     return Operation(
-        1, node, group, op, Reduce.SUM, -1, -1, -1, descs, True, "t.py:8 main", 0, True, 1.0, memoryview(b"")
+        1, node, group, op, Reduce.SUM, -1, -1, -1, descs, True, "t.py:8 main", 0, True, 1.0, False, memoryview(b"")
     )
 
 

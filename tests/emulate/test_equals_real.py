@@ -47,6 +47,17 @@ def test_programs(name, ranks, word, real, stages):
     assert expected and stages.replayed(calibrated, ranks).lines(word) == expected
 
 
+def test_gloo_s_order_is_kept(real, stages):
+    """Sums of four across the sandbox's edge have gloo's bits in a slice and in a replay, where the recording added so."""
+    expected = said(real.output("ddp.py", world=4), "loss")
+    bare = stages.recorded("ddp.py", world=4, options=("--reduce-order", "ring"))
+    assert bare.lines("loss") == expected
+    sliced = stages.sliced(bare, "--no-probe", "-v")
+    assert sliced.lines("loss") == expected
+    replayed = stages.replayed(stages.calibrated(sliced), "1-2")
+    assert replayed.lines("loss") == [line for line in expected if line.split()[2] in ("1", "2")]
+
+
 def test_the_whole_pipeline_in_one_pipe(stages, tmp_path):
     """Graphs go from tool to tool through pipes, the programs' own output does not get into them."""
     bare = stages.recorded("gpt.py", "--pp", "2", world=4)
@@ -76,6 +87,28 @@ def test_the_whole_pipeline_in_one_pipe(stages, tmp_path):
     assert any("6 created of 9   virtual ranks touched 2 of 2" in text for text in report)
     assert all(len(text) <= 100 for text in report)
     assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("ranks", ["0-1", "3"])
+def test_a_cut_holds_all_that_its_ranks_need(ranks, real, stages, bench):
+    """The same bits as among real peers and with all payloads; other ranks are refused with what to do."""
+    chosen = {int(rank) for rank in ranks.split("-")}
+    expected = said(real.output("large.py", world=4), "check", chosen)
+    replayed, sizes = [], []
+    for tensors in ("all", f"cut={ranks}"):
+        bare = stages.recorded("large.py", world=4, options=("--tensors", tensors))
+        calibrated = stages.calibrated(stages.sliced(bare, "--no-probe"))
+        replayed.append(stages.replayed(calibrated, ranks))
+        payload = file.read(bare.path).payload
+        sizes.append(payload.bytes)
+        assert payload.mode == tensors and payload.path == f"{bare.path.stem}.payload"
+    assert len(expected) == 14 * len(chosen)
+    assert [(made.lines("check"), made.stderr) for made in replayed] == [(expected, "")] * 2
+    assert sizes[1] < 0.75 * sizes[0]
+    done = bench.run("replay", "-r", 2, calibrated.path, "-o", "x.h5", expect=1)
+    remedy = "replay exactly these, or record again with --tensors cut=2"
+    assert done.stderr == f"prism-replay: {calibrated.path}: payloads were kept for ranks {ranks} only; {remedy}\n"
+    assert bench.files() == set()
 
 
 def test_without_payloads_the_tools_say_so(bench):

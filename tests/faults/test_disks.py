@@ -31,7 +31,7 @@ def test_small_payloads_do_not_fit_when_the_file_is_closed(bench, disk):
     (bench.out / "large.py").write_text(
         "import torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
-        "dist.broadcast(torch.arange(5000), 0)\n"
+        "dist.broadcast(torch.randint(1 << 62, (5000,)), 0)\n"
     )
     done = bench.run("record", "-n", 2, "-o", folder / "run.h5", "--", "large.py", expect=1)
     assert done.stderr == f"prism-record: {folder}/run.payload: {FULL}; free some space or use --tensors none\n"

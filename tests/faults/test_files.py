@@ -1,12 +1,13 @@
 """Graph and payload files that are damaged, of other owners or recordings, and ranks that they do not have."""
 
+import json
 import os
 import shutil
 
 import pytest
 
 from prism_tools.graph import file
-from tests.tools import program
+from tests.tools import SUMS, program
 
 
 def readers(path):
@@ -44,7 +45,7 @@ def test_every_tool_refuses_a_damaged_graph(bench, sums):
 def moved(sums, stage, folder, payload):
     """A copy of a graph whose payload store is a copy too, so that a test may spoil it."""
     graph = file.read(sums[stage])
-    shutil.copy(graph.payload.path, folder / payload)
+    shutil.copy(sums[stage].parent / graph.payload.path, folder / payload)
     graph.payload.path = str(folder / payload)
     file.write(graph, folder / f"{stage}.h5")
     return folder / payload
@@ -64,7 +65,7 @@ def test_payloads(problem, bench, sums, halting):
     elif problem == "truncated":
         os.truncate(path, path.stat().st_size - 5)
     else:
-        shutil.copy(file.read(halting["bare"]).payload.path, path)
+        shutil.copy(halting["bare"].parent / file.read(halting["bare"]).payload.path, path)
     calls = [("slice", "bare.h5", "-s", 2, "-o", "x.h5"), ("replay", "-r", 0, "calibrated.h5", "-o", "x.h5")]
     for call, done in zip(calls, bench.run_all(*calls, expect=1), strict=True):
         assert done.stderr == f"prism-{call[0]}: {path}: {said[problem]}\n" and done.stdout == ""
@@ -98,6 +99,8 @@ def test_another_user_s_file(bench, sums):
     for stage in ("bare", "sliced", "calibrated"):
         shutil.copy(sums[stage], bench.out / f"{stage}.h5")
         os.chown(bench.out / f"{stage}.h5", 12345, -1)
+    for payloads in sums["bare"].parent.glob("*.payload"):  # looked for beside the graph
+        shutil.copy(payloads, bench.out)
     bench.run("calibrate", "sliced.h5", "-o", "mine.h5")
     bench.run("inspect", "summary", "bare.h5")
     calls = [
@@ -120,16 +123,41 @@ def test_another_hash_seed(bench, sums):
     assert done.stderr == f"prism-replay: {expected}\n"
 
 
+def test_a_graph_and_its_payloads_move_together(bench, sums):
+    """Their names are relative to each other, in every stage's file, and no path of before is needed."""
+    home = bench.out / "home"
+    (home / "deep").mkdir(parents=True)
+    bench.run("record", "-n", 4, "-o", "home/bare.h5", "--", SUMS)
+    bench.run("slice", "home/bare.h5", "-s", 4, "--no-probe", "-o", "home/deep/sliced.h5")
+    assert file.read(home / "deep" / "sliced.h5").payload.path == "../bare.payload"
+    home.rename(bench.out / "away")
+    bench.run("calibrate", "away/deep/sliced.h5", "-o", "calibrated.h5")
+    assert file.read(bench.out / "calibrated.h5").payload.path == "away/bare.payload"
+    done = bench.run("inspect", "payloads", "--verify", "--format", "json", "calibrated.h5")
+    listed = json.loads(done.stdout)
+    assert [row["rank"] for row in listed] == sorted([0, 1, 2, 3] * 6 + [3]) and done.stderr == ""
+    first = {"rank": 0, "node": 1, "iteration": 0, "op": "all_reduce", "dtype": "float32", "count": 4, "bytes": 16}
+    assert first.items() <= listed[0].items() and listed[0]["kept"] == "whole" and len(listed[0]["checksum"]) == 32
+    store = bench.out / "away" / "bare.payload"
+    store.write_bytes(store.read_bytes().replace(b"\0\0\x40\x40" * 3, b"\0\0\x40\x41" * 3))
+    done = bench.run("inspect", "payloads", "--verify", "calibrated.h5", expect=1)
+    problem = "rank 3 node 19: damaged payload (checksum differs); record again"
+    assert done.stderr == f"{store}: {problem}\n"
+    assert "kept      25 whole (300 B), 0 as summaries (0 B)" in done.stdout
+    assert "contents  7 distinct (84 B, 28.0 % of what is kept)" in done.stdout
+
+
 def test_the_budget_of_payloads_is_exceeded(bench):
     """What is beyond it is not kept, and record says so (a replay then says what it misses: tests/emulate)."""
     (bench.out / "large.py").write_text(
         "import torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "for count in (20_000, 10, 30_000):\n"
-        "    dist.broadcast(torch.full((count,), 1.5), 0)\n"
+        "    dist.broadcast(torch.randn(count), 0)\n"
     )
     done = bench.run("record", "-n", 2, "--tensor-budget", "100K", "-o", "bare.h5", "--", "large.py")
-    told = "warning: payloads beyond the budget were not kept (120,000 B); add --tensor-budget"
+    first = "beyond the budget 1 payload is a summary only"
+    told = f"warning: {first} (120,000 B, since iteration 2); add --tensor-budget"
     assert done.stderr == f"prism-record: {told}\n"
     graph = file.read(bench.out / "bare.h5")
     assert (graph.payload.mode, graph.payload.bytes) == ("partial", 24 + 80_000 + 40)

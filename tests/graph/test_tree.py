@@ -7,11 +7,12 @@ import pytest
 
 from prism_tools.errors import PrismError
 from prism_tools.graph.results import RESULTS
+from prism_tools.graph.schema import ReduceOrder
 from prism_tools.graph.structure import structure_problem
 from prism_tools.graph.tree import PARTS, from_tree, to_tree
 from tests.graph.builder import add_results, differences, train4
 
-OPTIONAL = (*RESULTS, "timing/iteration_ns", "replay/timing/iteration_ns")
+OPTIONAL = (*RESULTS, "launch/reduce_order", "timing/iteration_ns", "replay/timing/iteration_ns")
 # Their lengths are their own: a shorter one is another graph, not damage.
 FREE = ("timeline/iteration_ns", "timeline/critical")
 
@@ -121,6 +122,13 @@ def test_reference_out_of_range_is_refused(path, value):
 def test_world_of_nobody_and_unknown_stage_are_refused():
     for name, value in (("world_size", 0), ("world_size", 5), ("stage", "burnt")):
         assert refused(changed(name, value))
+
+
+def test_order_of_sums():
+    """Files of before have none: they were added in the order of ranks."""
+    assert from_tree(changed("launch/reduce_order")).launch.reduce_order is ReduceOrder.RANK
+    assert from_tree(changed("launch/reduce_order", "ring")).launch.reduce_order is ReduceOrder.RING
+    assert "/launch@reduce_order is no order" in refused(changed("launch/reduce_order", "burnt"))
 
 
 def test_environment_that_is_no_json_object_is_refused():

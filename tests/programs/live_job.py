@@ -60,6 +60,8 @@ def hash_value(state, value):
     if isinstance(value, torch.Tensor):
         state.update(f"{value.dtype}{tuple(value.shape)}{value.device.type}".encode())
         flat = value.detach().cpu().contiguous().reshape(-1)
+        if flat.dtype == torch.bool:  # gloo adds their bytes: true may be any but 0
+            flat = flat.view(torch.uint8) != 0
         state.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     elif isinstance(value, list | tuple):
         state.update(f"{len(value)}".encode())
@@ -82,6 +84,7 @@ def outcome(function):
         text = (str(error).splitlines() or [""])[0]
         if options.only:
             traceback.print_exc()
+        text = re.sub(r"^\[rank.*?\.cpp:\d+\] ", "", text)  # torch's log line begins so
         return f"{type(error).__name__}: {re.sub('0x[0-9a-f]+', '0x', text)}"
 
 

@@ -15,6 +15,7 @@ from functools import partial
 import live_functional
 import live_models
 import live_streams
+import live_types
 import torch
 import torch.distributed as dist
 from live_job import (
@@ -540,6 +541,8 @@ if cuda:
 live_functional.register()
 if cuda:
     live_streams.register()
+else:
+    live_types.register()
 CASES.update({f"model_{name}": function for name, function in live_models.cases(device).items()})
 
 

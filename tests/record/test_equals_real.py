@@ -6,6 +6,8 @@ from itertools import groupby
 
 import pytest
 
+from prism_tools.graph import file
+from prism_tools.graph.schema import ReduceOrder
 from tests.tools import environment, program, said
 
 GPT_CASES = {
@@ -84,6 +86,24 @@ def test_sums_of_four(real, stages):
     for key, value in expected.items():
         # Before the first step nothing has been summed; then one unit in the last place a step, grown by the model.
         assert found[key] == pytest.approx(value, rel=0 if key[1] == "0" else 2e-6, abs=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "word", "lines"),
+    [
+        ("ddp.py", 4, "loss", 4 * 4),
+        ("ddp.py", 8, "loss", 8 * 2),
+        ("fsdp2.py", 8, "loss", 8 * 4),
+        ("float_sums.py", 3, "check", 3 * 84 + 16),
+    ],
+)
+def test_sums_of_many_in_gloo_s_order(name, world, word, lines, real, stages):
+    """Equal bits whatever the number of addends."""
+    expected = said(real.output(name, world=world), word)
+    assert len(expected) == lines
+    made = stages.recorded(name, world=world, options=("--reduce-order", "ring"))
+    assert made.lines(word) == expected
+    assert file.read(made.path).launch.reduce_order is ReduceOrder.RING
 
 
 def test_ranks_of_a_program_that_prints_nothing_else_stay_in_order(stages):

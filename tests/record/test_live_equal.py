@@ -90,7 +90,8 @@ def test_every_use(world, options, least, runs):
     assert len(cases) == len(set(cases)) >= least and cases[-1] == "end"
     for lines in alone.values():
         assert [name_of(line) for line in lines] == cases
-        assert sum("Error: " in line for line in lines) < len(cases) / 4  # what a backend refuses
+        usual = [line for line in lines if not line.startswith(("type_", "misfit_", "sparse_"))]
+        assert sum("Error: " in line for line in usual) < len(usual) / 4  # what a backend refuses
 
 
 @pytest.mark.parametrize(("world", "options", "least"), MODES)

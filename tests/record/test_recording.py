@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from prism_tools.emulate.sandbox import open_payloads
 from prism_tools.graph import file
 from prism_tools.graph.schema import Kind, Op
 from prism_tools.launch.program import allowed_environment
-from prism_tools.tensors.payload import PayloadReader
 from tests.tools import SECRETS, Bench, run
 
 GPT8 = ["--tp", "2", "--pp", "2"]
@@ -74,7 +74,9 @@ def test_iterations_of_gpt(stages):
 
 @pytest.mark.parametrize(("arguments", "world"), [(["--pp", "2"], 4), (GPT8, 8)])
 def test_how_many_run_at_a_time_does_not_show(arguments, world, stages):
-    one, two = (file.read(stages.recorded("gpt.py", *arguments, world=world, jobs=jobs).path) for jobs in (1, 2))
+    paths = [stages.recorded("gpt.py", *arguments, world=world, jobs=jobs).path for jobs in (1, 2)]
+    one, two = (file.read(path) for path in paths)
+    payloads = [open_payloads(graph, path) for graph, path in zip((one, two), paths, strict=True)]
     for rank in range(world):
         a, b = one.program_of(rank), two.program_of(rank)
         names = [name for name in a.columns if name != "callsite"]
@@ -83,7 +85,6 @@ def test_how_many_run_at_a_time_does_not_show(arguments, world, stages):
         sites = [[graph.strings[k] for k in graph.program_of(rank).callsite if k >= 0] for graph in (one, two)]
         assert sites[0] == sites[1]
         assert np.array_equal(one.values_of(rank).bytes, two.values_of(rank).bytes)
-        payloads = [PayloadReader(graph.payload) for graph in (one, two)]
         for node in np.flatnonzero(a.kind == Kind.COMM).tolist():
             first, second = (reader.get(rank, node) for reader in payloads)
             assert (first is None) == (second is None) and (first is None or bytes(first) == bytes(second))
@@ -91,7 +92,7 @@ def test_how_many_run_at_a_time_does_not_show(arguments, world, stages):
 
 def test_payloads_are_the_contributions(sums):
     graph = file.read(sums["bare"])
-    reader = PayloadReader(graph.payload)
+    reader = open_payloads(graph, sums["bare"])
     ones = np.ones((2, 2), np.float32).tobytes()
     assert [bytes(reader.get(rank, 1)) for rank in range(4)] == [ones] * 4
     assert bytes(reader.get(3, 19)) == np.full(3, 3, np.float32).tobytes()
