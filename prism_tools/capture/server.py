@@ -58,6 +58,7 @@ class Operation:
     sync: bool
     factor: float
     payload: memoryview
+    sequence: int = -1  # its place among the rank's collectives on the group (record only)
 
     def text(self) -> str:
         """As messages show it: operation, size, type and place."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,18 +11,16 @@ from typing import Any
 
 from prism_tools.capture import ranks, wire
 from prism_tools.capture.server import Operation, Rank, Server, process_state, refusal_of
-from prism_tools.errors import PrismError
-from prism_tools.graph.schema import P2P, ROOTED, Op
+from prism_tools.graph.schema import P2P, Op
 from prism_tools.record.build import Shared
-from prism_tools.record.report import deadlock_table, suspicion
+from prism_tools.record.history import History
+from prism_tools.record.report import check_match, deadlock, notices
+from prism_tools.record.stalls import LOOK, Stalls
 from prism_tools.tensors.executor import Tensors, execute, unpack
 from prism_tools.tensors.payload import PayloadWriter
 
 SMALL = 64 << 10  # bytes (design §5)
 STALL_POLL = 0.005  # seconds between two looks at a rank that may be blocked in C++
-STALL_LIMIT = (
-    20.0  # seconds that a rank may sleep in C++, or in a sleep of its own, before it counts as blocked for ever
-)
 POLLS = (("check", False),)  # store calls that a rank may be spinning on: others get a turn before the answer
 LOOKAHEAD = 4  # ready ranks among which the most wanted one is looked for
 
@@ -46,11 +43,14 @@ class Turn:
     wait_peer: wire.Peer | None = None
     store_keys: bool = False
     sleeps: int = 0
-    stalled_at: float = 0.0
     issued: dict[int, Operation] = field(default_factory=dict)  # not complete yet
     done: dict[int, tuple[tuple, wire.Parcel]] = field(default_factory=dict)  # complete, nobody has asked yet
     asked: dict[int, wire.Peer] = field(default_factory=dict)  # other threads that wait
     last: Operation | None = None
+
+    def is_stalled(self) -> bool:
+        """Whether it has lost its turn without having said that it waits."""
+        return self.state is State.BLOCKED and not self.waits and not self.store_keys
 
 
 @dataclass
@@ -80,13 +80,15 @@ class Coordinator(Server):
         self.ready: deque[int] = deque()
         self.active = 0
         self.switches = 0
-        self.counts: dict[tuple[int, int], int] = {}  # (group, rank) → collectives called
+        self.history = History()
         self.open: dict[tuple[int, int], Collective] = {}
         self.sends: dict[tuple, deque] = {}
         self.recvs: dict[tuple, deque] = {}
         self.hot: Collective | None = None
         self.shared = Shared()
         self.watching: set[int] = set()  # ranks with an operation that C++ may wait for
+        self.stalls = Stalls()
+        self.notices: list[str] = []  # what the user should hear while the recording goes on
 
     # --- turns
 
@@ -101,19 +103,21 @@ class Coordinator(Server):
         gc.disable()  # messages make no cycles, and a collection would hold up every rank
         while self.running():
             self._schedule()
-            if not self.poll(STALL_POLL if self.watching else 1.0) and self.watching:
+            if not self.poll(STALL_POLL if self.watching else LOOK) and self.watching:
                 self._look_for_stalls()
+            if self.stalls.due():
+                self._look_for_sleepers()
             tick()
             if self.running() and not (self.active or self.ready or self._anyone_leaving() or self._may_wake()):
-                self._deadlock()
+                raise deadlock(self)
 
     def _anyone_leaving(self) -> bool:
         return any(not t.rank.gone for t in self.turns.values() if t.state is State.LEFT)
 
     def _may_wake(self) -> bool:
-        """Whether a rank that looks blocked in C++ has not been so for long: it may only sleep."""
-        stalled = [t for t in self.turns.values() if t.state is State.BLOCKED and not t.waits and not t.store_keys]
-        return any(time.monotonic() - turn.stalled_at < STALL_LIMIT for turn in stalled)
+        """Whether a rank that is blocked elsewhere may go on: it only sleeps, or something moves in it."""
+        stalled = [turn for turn in self.turns.values() if turn.is_stalled()]
+        return any(not self.stalls.is_for_ever(turn.rank.number, turn.rank.pid) for turn in stalled)
 
     def _schedule(self) -> None:
         while self.active < self.slots and self.ready:
@@ -152,9 +156,10 @@ class Coordinator(Server):
 
     def handle(self, rank: Rank, peer: wire.Peer, message: tuple, payload: memoryview, fds: list[int]) -> None:
         turn = self.turns[rank.number]
-        if peer is rank.main and turn.state is State.BLOCKED and not turn.waits and not turn.store_keys:
-            turn.state = State.ACTIVE  # it had looked stalled, and was not
-            self.active += 1
+        if peer is rank.main:
+            self.stalls.forget(rank.number)
+        if peer is rank.main and turn.is_stalled():
+            self._wake(turn)  # it had looked stalled, and was not
         elif peer is rank.main and turn.state is State.READY and turn.resume is not None:
             self.ready.remove(rank.number)  # the same, and what it seemed to wait for has come meanwhile
             turn.state = State.ACTIVE
@@ -169,8 +174,26 @@ class Coordinator(Server):
                 turn.sleeps = turn.sleeps + 1 if process_state(turn.rank.pid) == "S" else 0
                 if turn.sleeps >= 2:
                     turn.sleeps = 0
-                    turn.stalled_at = time.monotonic()
                     self._block(turn)
+
+    def _look_for_sleepers(self) -> None:
+        """A rank that sleeps outside communication frees its slot, wakes or not, and is named after a while."""
+        idle = []
+        for turn in self.turns.values():
+            in_cpp = turn.rank.watched or turn.asked  # nobody needs to know while others run
+            if turn.state is State.ACTIVE or (turn.is_stalled() and not (in_cpp and (self.active or self.ready))):
+                asleep = self.stalls.look(turn.rank.number, turn.rank.pid)
+                if asleep:
+                    self._block(turn)
+                elif turn.is_stalled() and process_state(turn.rank.pid) == "R":
+                    self._wake(turn)
+                if turn.is_stalled() and not in_cpp:
+                    idle.append(turn.rank.number)
+        self.notices += notices(self, self.stalls.to_name(idle))
+
+    def _wake(self, turn: Turn) -> None:
+        turn.state = State.ACTIVE
+        self.active += 1
 
     # --- what ranks say
 
@@ -203,7 +226,7 @@ class Coordinator(Server):
             turn.waits, turn.wait_peer = opid, peer
             self._block(turn)
             operation = turn.issued[opid]
-            self.hot = self.open.get((operation.group.number, self._sequence(rank, operation)), self.hot)
+            self.hot = self.open.get((operation.group.number, operation.sequence), self.hot)
 
     def on_test(self, rank: Rank, peer: wire.Peer, opid: int) -> None:
         turn = self.turns[rank.number]
@@ -261,20 +284,16 @@ class Coordinator(Server):
 
     # --- operations
 
-    def _sequence(self, rank: Rank, operation: Operation) -> int:
-        return self.counts.get((operation.group.number, rank.number), 0) - 1
-
     def _collective(self, turn: Turn, operation: Operation) -> None:
         group, number = operation.group, turn.rank.number
-        sequence = self.counts.get((group.number, number), 0)
-        self.counts[group.number, number] = sequence + 1
-        key = (group.number, sequence)
+        operation.sequence = self.history.add(number, operation)
+        key = (group.number, operation.sequence)
         found = self.open.get(key)
         size = len(group.members)
         if found is None:
             found = self.open[key] = Collective(operation, number, [None] * size, [None] * size, size)
         else:
-            self._compare(found, sequence, turn.rank, operation)
+            check_match(self, found, turn.rank.number, operation)
         member = group.index[number]
         found.ins[member] = unpack(operation.descs, operation.payload) if operation.has_input else []
         found.arrived[member] = (number, operation.opid)
@@ -286,19 +305,6 @@ class Coordinator(Server):
             self._complete(turn, operation.opid)  # the root has nothing to wait for
         elif operation.op in (Op.GATHER, Op.REDUCE) and operation.root != member:
             self._complete(turn, operation.opid)
-
-    def _compare(self, found: Collective, sequence: int, rank: Rank, operation: Operation) -> None:
-        """PrismError if this member calls something else than the first one did."""
-        first = found.first
-        same = first.op is operation.op and first.reduce is operation.reduce
-        same = same and (first.op not in ROOTED or first.root == operation.root)
-        if first.op in (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER):
-            same = same and first.descs == operation.descs
-        if not same:
-            raise PrismError(
-                f"mismatched collective: operation {sequence} of group {first.group.label()}: rank {rank.number} calls "
-                f"{operation.text()}, rank {found.first_rank} called {first.text()}"
-            )
 
     def _execute(self, found: Collective) -> None:
         first = found.first
@@ -376,9 +382,3 @@ class Coordinator(Server):
 
     def _deliver(self, receiver: Turn, opid: int, source: int, sent: Operation) -> None:
         self._finish(receiver, ("done", opid, sent.descs, 0, source), wire.Parcel([sent.payload]))
-
-    # --- the end that must not happen
-
-    def _deadlock(self) -> None:
-        table = deadlock_table(self)
-        raise PrismError("deadlock: no rank can run", detail="\n".join([table, suspicion(self)]).rstrip())

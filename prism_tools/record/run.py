@@ -110,7 +110,10 @@ def check_writable(output: str) -> None:
 
 
 def show_progress(options: argparse.Namespace, coordinator: Coordinator) -> None:
-    """The moving line."""
+    """What the user should hear, and the moving line."""
+    for text in coordinator.notices:
+        options.progress.warn(text)
+    coordinator.notices.clear()
     if not options.progress.live:
         return
     blocked = sum(not turn.rank.left for turn in coordinator.turns.values()) - coordinator.active

@@ -50,20 +50,21 @@ def check_partial(bench, operations):
 
 def test_mismatch(bench):
     done = bench.run("record", "-n", 4, "-j", 2, "-o", "run.h5", "--", program("mismatch.py"), expect=1)
-    first, kept = done.stderr.splitlines()
+    first, agreed, kept = done.stderr.splitlines()
     what = {
         "all_reduce": r"all_reduce 16 B float32 \(mismatch\.py:13 <module>\)",
         "barrier": r"barrier 0 B \(mismatch\.py:11 <module>\)",
     }
     found = re.fullmatch(
         r"prism-record: mismatched collective: operation 1 of group world \[0,1,2,3\]: "
-        r"rank (\d) calls (.*), rank (\d) called (.*)",
+        r"rank (\d) calls (.*), ranks? ([\d,-]+) called (.*)",
         first,
     )
     assert found, first
-    for rank, text in (found.group(1, 2), found.group(3, 4)):
-        assert re.fullmatch(what["barrier" if rank == "2" else "all_reduce"], text)
+    for ranks, text in (found.group(1, 2), found.group(3, 4)):
+        assert re.fullmatch(what["barrier" if ranks == "2" else "all_reduce"], text)
     assert "2" in found.group(1, 3)
+    assert agreed == "they agreed until operation 0, all_reduce (mismatch.py:9 <module>)"
     assert kept == "partial graph kept in run.h5 (incomplete)"
     assert bench.files() == {"run.h5"}
 
@@ -114,7 +115,7 @@ def test_a_rank_that_ends_while_others_wait(bench):
     assert any(
         re.match(r"  0,2 +all_reduce 8 B float32 +world \[0,1,2\] .* 1 +early\.py:4 <module>", line) for line in lines
     )
-    assert lines[-2].startswith("rank 1 has ended; rank 0 still waits for its all_reduce 8 B float32")
+    assert lines[-2] == "rank 1 has ended; ranks 0,2 still wait in all_reduce 8 B float32 (early.py:4 <module>)"
 
 
 def test_a_key_that_nobody_sets(bench):
@@ -127,6 +128,7 @@ def test_a_key_that_nobody_sets(bench):
     lines = done.stderr.splitlines()
     assert lines[0] == "prism-record: deadlock: no rank can run"
     assert re.match(r"  0-1 +store key '.*nobody' ", lines[2])
+    assert re.fullmatch(r"rank 0 waits for store key '.*nobody', which nobody has set", lines[3])
 
 
 def test_no_such_program(bench):
