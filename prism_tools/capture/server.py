@@ -87,6 +87,7 @@ class Rank:
     watched: set[int] = field(default_factory=set)
     trace: dict[str, Any] | None = None
     left: bool = False  # asked to leave; its program is over
+    iterations: int = 0  # that it has ended (record only)
     gone: bool = False  # the process has been reaped
     status: int = 0
 
@@ -255,6 +256,8 @@ class Server:
             self._group(rank, *message[1:])
         elif kind in ("channel", "push"):
             self._channel(rank, kind, fds[0])
+        elif kind == "iteration":
+            rank.iterations = message[1]
         elif kind == "trace":
             rank.trace = message[1]
         elif kind == "clock":

@@ -11,7 +11,7 @@ rank → server                                            server → rank
   ("wait", opid)  ("test", opid)  ("watch", opid)          ("error", text)
   ("store", function, arguments)                           ("dump",)                     give up: send your trace and exit
   ("channel",) + socket  ("push",) + socket                ("read",)                     a watched completion is on the main socket
-  ("clock",)  ("trace", trace)  ("leave", status)
+  ("clock",)  ("trace", trace)  ("leave", status)  ("iteration", number)
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -30,20 +31,25 @@ def record(options: argparse.Namespace) -> int:
     launch = describe(options, fix_hash_seed())
     budget = options.tensor_budget if options.tensors == "all" else 0
     payloads = PayloadWriter(payload_path(options.output), budget)
+    options.progress.log = options.verbose > 0 and not options.quiet
     coordinator = Coordinator(options.jobs, payloads)
     try:
         options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time; payloads: {options.tensors}")
         ranks.preload()
         for rank in range(options.world_size):
             coordinator.launch(spec_of(launch, rank))
+        pace = Pace()
         try:
-            coordinator.run(lambda: show_progress(options, coordinator))
+            coordinator.run(lambda: show_progress(options, coordinator, pace))
         except PrismError as problem:
             _keep_partial(options, coordinator, launch, problem)
             raise
         payload = payloads.finish()
         _write(options, coordinator, launch, payload)
         payloads.commit()
+        options.progress.say(
+            f"{len(coordinator.ranks)} ranks recorded: {coordinator.switches:,} switches in {pace.elapsed():.1f} s"
+        )
         if payload.mode == "partial":
             options.progress.warn(
                 f"payloads beyond the budget were not kept ({payloads.lost:,} B); add --tensor-budget"
@@ -109,15 +115,40 @@ def check_writable(output: str) -> None:
         raise PrismError(f"{output}: cannot write here: {error.strerror}") from error
 
 
-def show_progress(options: argparse.Namespace, coordinator: Coordinator) -> None:
-    """What the user should hear, and the moving line."""
+class Pace:
+    """Switches a second since the line before, and the time since the beginning."""
+
+    def __init__(self) -> None:
+        self._begun = self._then = time.monotonic()
+        self._switches = 0
+
+    def elapsed(self) -> float:
+        """Seconds since the ranks began."""
+        return time.monotonic() - self._begun
+
+    def rate(self, switches: int) -> float:
+        """Switches a second since the last call."""
+        now, before = time.monotonic(), self._switches
+        seconds, self._then, self._switches = now - self._then, now, switches
+        return (switches - before) / max(seconds, 1e-9)
+
+
+def show_progress(options: argparse.Namespace, coordinator: Coordinator, pace: Pace) -> None:
+    """What the user should hear, and the moving line: of the rank that is furthest behind."""
     for text in coordinator.notices:
         options.progress.warn(text)
     coordinator.notices.clear()
-    if not options.progress.live:
+    if not options.progress.due():
         return
-    blocked = sum(not turn.rank.left for turn in coordinator.turns.values()) - coordinator.active
-    options.progress.update(f"ranks running {coordinator.active} blocked {blocked}  switches {coordinator.switches:,}")
+    running = [turn.rank for turn in coordinator.turns.values() if not turn.rank.left]
+    behind = min((rank.iterations for rank in running), default=0)
+    total = f"/{options.warmup + options.iterations}" if options.iterations else ""
+    seconds = int(pace.elapsed())
+    options.progress.update(
+        f"iteration {behind + 1}{total}  ranks running {coordinator.active} blocked {len(running) - coordinator.active}  "
+        f"switches {coordinator.switches:,} ({pace.rate(coordinator.switches):,.0f}/s)  "
+        f"{seconds // 60}:{seconds % 60:02}"
+    )
 
 
 def _write(

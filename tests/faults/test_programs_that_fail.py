@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from prism_tools.graph import file
 from tests.tools import program
 
@@ -86,6 +88,28 @@ def test_exit_status_of_the_program(bench):
     (bench.out / "leave.py").write_text("import sys, os\nsys.exit(7 if os.environ['RANK'] == '1' else 0)\n")
     done = bench.run("record", "-n", 2, "-j", 1, "-o", "run.h5", "--", "leave.py", expect=7)
     assert done.stderr.splitlines()[0] == "prism-record: rank 1 ended with exit status 7"
+
+
+def test_a_rank_that_leaves_without_ending_its_program(bench):
+    (bench.out / "leave.py").write_text("import os\nos._exit(0)\n")
+    done = bench.run("record", "-n", 1, "-o", "run.h5", "--", "leave.py", expect=1)
+    said = "prism-record: rank 0 left without ending its program (os._exit?)"
+    assert done.stderr.splitlines() == [said, "partial graph kept in run.h5 (incomplete)"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (("-o", "run.h5", "--", "x.py"), "how many ranks? add -n W, or set PRISM_WORLD_SIZE"),
+        (("-n", 2, "-o", "run.h5"), "what shall run? add -- program [argument ...]"),
+        (("-n", 2, "-o", "-", "--", "x.py"), "-o -: standard output belongs to the program; name a file"),
+        (("-n", 0, "-o", "run.h5"), "argument -n/--world-size: '0' is no whole number >= 1; see prism-record --help"),
+        (("-n", 2), "the following arguments are required: -o/--output; see prism-record --help"),
+    ],
+)
+def test_wrong_usage(call, said, bench):
+    assert bench.run("record", *call, expect=2).stderr == f"prism-record: {said}\n"
+    assert bench.files() == set()
 
 
 def test_a_killed_rank_and_an_older_recording(bench):
