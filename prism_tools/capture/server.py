@@ -218,7 +218,9 @@ class Server:
                 pass  # one more rank has gone while we give up
 
     def _any_awake(self) -> bool:
-        return any(process_state(r.pid) != "S" for r in self.ranks.values() if not r.gone and r.trace is None)
+        return any(
+            process_state(r.pid) not in ("S", "T") for r in self.ranks.values() if not r.gone and r.trace is None
+        )
 
     def close(self) -> None:
         """End every rank process and close every socket; safe to call twice."""

@@ -13,6 +13,7 @@ NOTICE = 5.0  # seconds asleep outside communication after which a rank is named
 FOREVER = 20.0  # seconds without any progress after which a rank that nothing will wake counts as blocked for ever
 BUSY = 0.1  # share of a core beyond which a process is at work, though its main thread sleeps
 STIR = 10  # clock ticks of CPU time that a rank's other threads may take by and by without being progress
+ASLEEP = ("S", "D", "T")  # waits, waits for a device, was stopped
 TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 # System call → what it waits for, and which argument is a time limit (with the value of "none"); -1: always limited.
@@ -111,7 +112,7 @@ class Stalls:
         """Look at a rank that runs or seems to; whether it was asleep at this look and the one before."""
         now, sight, nap = time.monotonic(), sight_of(pid), self._naps.get(number)
         worked = nap is not None and (sight.cpu - nap.sight.cpu) * TICK > BUSY * (now - nap.looked)
-        if sight.state not in ("S", "D") or worked:
+        if sight.state not in ASLEEP or worked:
             self.forget(number)
             return False
         if nap is None:
@@ -179,6 +180,8 @@ def families() -> dict[int, list[int]]:
 
 def call_of(pid: int) -> tuple[str, bool]:
     """What a sleeping process waits in ("a lock (futex)"), and whether a time limit will wake it."""
+    if sight_of(pid).state == "T":
+        return "a stop (SIGSTOP or the like)", False
     try:
         with open(f"/proc/{pid}/syscall") as call:
             words = call.read().split()

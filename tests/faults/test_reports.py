@@ -128,23 +128,26 @@ elif rank == 3:
 elif rank == 4:
     ends = os.pipe()
     os.read(ends[0], 1)
+elif rank == 6:
+    os.kill(os.getpid(), 19)
 dist.all_reduce(t)
 """
 
 
 def test_ranks_that_are_stuck_outside_communication(bench):
     """One turn for all: a sleeper gives it to the others. They are named first, and at the end, if nothing else can go on."""
-    lines = report(bench, 6, ASLEEP, jobs=1)
+    lines = report(bench, 7, ASLEEP, jobs=1)
     places = {1: "a lock (futex)", 2: "a subprocess (wait4)", 3: "a socket (recvfrom)", 4: "a pipe (read)"}
-    assert sorted(lines[:4]) == [
+    places[6] = "a stop (SIGSTOP or the like)"
+    assert sorted(lines[:5]) == [
         f"prism-record: warning: rank {rank} outside communication in {what}, after job.py:6 <module>; "
         "other ranks run meanwhile"
         for rank, what in places.items()
     ]
-    assert lines[4:] == deadlock(
-        "0,5 all_reduce 16 B float32 world [0,1,2,3,4,5] 1 T 1-4 job.py:20 <module>",
+    assert lines[5:] == deadlock(
+        "0,5 all_reduce 16 B float32 world [0,1,2,3,4,5,6] 1 T 1-4,6 job.py:22 <module>",
         *(f"{rank} {what} - - T - after job.py:6 <module>" for rank, what in places.items()),
-        "ranks 1-4 are outside communication, in a lock (futex) (rank 1); ranks 0,5 wait for them",
+        "ranks 1-4,6 are outside communication, in a lock (futex) (rank 1); ranks 0,5 wait for them",
     )
 
 
