@@ -127,7 +127,10 @@ class Stalls:
 
     def _children(self, pid: int) -> tuple[tuple[int, Sight], ...]:
         self._families = self._families or families()
-        return tuple((child, sight_of(child)) for child in self._families.get(pid, ()))
+        found = list(self._families.get(pid, ()))
+        for child in found:  # grows meanwhile
+            found += self._families.get(child, ())
+        return tuple((child, sight_of(child)) for child in found)
 
     def asleep_for(self, number: int) -> float:
         """Seconds for which the rank has been asleep; 0.0 if it is awake."""
@@ -166,15 +169,15 @@ def sight_of(pid: int) -> Sight:
 
 
 def families() -> dict[int, list[int]]:
-    """Process group → its other members: what a rank has started and not put into a group of its own."""
+    """Process → its children."""
     found: dict[int, list[int]] = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
-            group = os.getpgid(int(name))
+            with open(f"/proc/{name}/stat") as stat:
+                parent = int(stat.read().rsplit(")", 1)[1].split()[1])
         except OSError:
             continue  # ended meanwhile
-        if group != int(name):
-            found.setdefault(group, []).append(int(name))
+        found.setdefault(parent, []).append(int(name))
     return found
 
 

@@ -160,9 +160,14 @@ def test_ranks_that_are_stuck_outside_communication(bench):
             "dist.all_reduce(t)\n",
             "",
         ),
+        (
+            "work = 'import time\\nend = time.time() + 24\\nwhile time.time() < end: pass'\n"
+            "if rank == 0:\n    subprocess.run([sys.executable, '-c', work], start_new_session=True)\ndist.all_reduce(t)\n",
+            "",
+        ),
         ("end = time.time() + 7\nwhile rank == 0 and time.time() < end:\n    pass\ndist.all_reduce(t)\n", ""),
     ],
-    ids=["sleeps", "polls for what another rank makes", "computes"],
+    ids=["sleeps", "polls for what another rank makes", "waits for a subprocess that computes", "computes"],
 )
 def test_what_will_go_on_is_no_deadlock(body, said, bench):
     """With one turn at a time: a rank that sleeps is named, and all end well."""
