@@ -59,6 +59,7 @@ class Operation:
     factor: float
     whole: bool
     payload: memoryview
+    sequence: int = -1  # its place among the rank's collectives on the group (record only)
 
     def text(self) -> str:
         """As messages show it: operation, size, type and place."""
@@ -87,6 +88,7 @@ class Rank:
     watched: set[int] = field(default_factory=set)
     trace: dict[str, Any] | None = None
     left: bool = False  # asked to leave; its program is over
+    iterations: int = 0  # that it has ended (record only)
     gone: bool = False  # the process has been reaped
     status: int = 0
 
@@ -217,7 +219,9 @@ class Server:
                 pass  # one more rank has gone while we give up
 
     def _any_awake(self) -> bool:
-        return any(process_state(r.pid) != "S" for r in self.ranks.values() if not r.gone and r.trace is None)
+        return any(
+            process_state(r.pid) not in ("S", "T") for r in self.ranks.values() if not r.gone and r.trace is None
+        )
 
     def close(self) -> None:
         """End every rank process and close every socket; safe to call twice."""
@@ -255,6 +259,8 @@ class Server:
             self._group(rank, *message[1:])
         elif kind in ("channel", "push"):
             self._channel(rank, kind, fds[0])
+        elif kind == "iteration":
+            rank.iterations = message[1]
         elif kind == "trace":
             rank.trace = message[1]
         elif kind == "clock":

@@ -93,6 +93,8 @@ class Session:
         if self._after_mark:
             self._after_mark = False
             self.iterations += 1
+            if self.client.announce:
+                self.client.post(("iteration", self.iterations))
             if self.iterations == self.stop_after:
                 self.finish(0)
         return self.tracer.comm(call, slot, called)

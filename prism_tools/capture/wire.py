@@ -12,7 +12,7 @@ rank → server                                            server → rank
   ("wait", opid)  ("test", opid)  ("watch", opid)
   ("store", function, arguments)                           ("dump",)                     give up: send your trace and exit
   ("channel",) + socket  ("push",) + socket                ("read",)                     a watched completion is on the main socket
-  ("clock",)  ("trace", trace)  ("leave", status)
+  ("clock",)  ("trace", trace)  ("leave", status)  ("iteration", number)
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ EXAMPLES = """prism-record -n 8 -j 2 -o bare.h5 -- train.py --tp 2 --pp 2
 prism-record -n 64 --iterations 3 --tensors cut=0-3 -o bare.h5 -- -m package.train config.toml
 prism-record --live --warmup 3 --iterations 10 -o live.h5 -- torchrun --nproc-per-node 8 train.py"""
 
-EXIT_STATUS = """That of the first rank that failed (128+N if signal N ended it), 0 if none did.
-1 deadlock, mismatch or another failure of the recording; 2 wrong usage; 130 interrupted.
+EXIT_STATUS = """0 if every rank ended with 0; else the status of the first rank that failed, 128+N if signal N ended it.
+1 deadlock, mismatch, a rank that left by os._exit(0), or another failure of the recording;
+2 wrong usage; 127 no such program; 128+N if signal N stopped the tool (130 interrupted, 143 terminated).
 With --live: that of the command."""
 
 ENVIRONMENT = {

@@ -1,58 +1,28 @@
-"""The coordinator: at most N ranks run; a rank gives up its turn where it blocks, and gets one when what it waits for is there."""
+"""The coordinator: matches what ranks say; a rank gives up its turn where it blocks, and gets one when that is there."""
 
 from __future__ import annotations
 
 import gc
-import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from typing import Any
 
 from prism_tools.capture import ranks, wire
 from prism_tools.capture.server import Operation, Rank, Server, process_state, refusal_of
-from prism_tools.errors import PrismError
-from prism_tools.graph.schema import P2P, ROOTED, Op, ReduceOrder
+from prism_tools.graph.schema import P2P, Op, ReduceOrder
 from prism_tools.graph.semantics import ignores_tags
 from prism_tools.record.build import Shared
+from prism_tools.record.history import History
 from prism_tools.record.kept import is_essential, is_wanted
-from prism_tools.record.report import deadlock_table, suspicion
+from prism_tools.record.report import check_match, deadlock, notices
+from prism_tools.record.stalls import LOOK, Stalls
+from prism_tools.record.turns import State, Turn, Turns
 from prism_tools.tensors.executor import Tensors, execute, unpack
 from prism_tools.tensors.payload import PayloadWriter
 
 STALL_POLL = 0.005  # seconds between two looks at a rank that may be blocked in C++
-STALL_LIMIT = (
-    20.0  # seconds that a rank may sleep in C++, or in a sleep of its own, before it counts as blocked for ever
-)
 POLLS = (("check", False),)  # store calls that a rank may be spinning on: others get a turn before the answer
-LOOKAHEAD = 4  # ready ranks among which the most wanted one is looked for
-
-
-class State(Enum):
-    READY = 0
-    ACTIVE = 1
-    BLOCKED = 2
-    LEFT = 3
-
-
-@dataclass
-class Turn:
-    """What the coordinator knows of one rank's turn. ``resume`` is sent when it gets the next one."""
-
-    rank: Rank
-    eager_sends: bool = False  # nobody waits for a send
-    state: State = State.READY
-    resume: Callable[[], None] | None = None
-    waits: int = 0  # opid that the main thread waits for; 0: none or a store key
-    wait_peer: wire.Peer | None = None
-    store_keys: bool = False
-    sleeps: int = 0
-    stalled_at: float = 0.0
-    issued: dict[int, Operation] = field(default_factory=dict)  # not complete yet
-    done: dict[int, tuple[tuple, wire.Parcel]] = field(default_factory=dict)  # complete, nobody has asked yet
-    asked: dict[int, wire.Peer] = field(default_factory=dict)  # other threads that wait
-    last: Operation | None = None
 
 
 @dataclass
@@ -60,7 +30,6 @@ class Collective:
     """The n-th collective of a group, while members arrive."""
 
     first: Operation
-    first_rank: int
     ins: list[Tensors | None]
     arrived: list[tuple[int, int] | None]  # (rank, opid) by group rank
     missing: int
@@ -78,21 +47,19 @@ class Coordinator(Server):
         order: ReduceOrder = ReduceOrder.RANK,
     ) -> None:
         super().__init__()
-        self.slots = slots
         self.payloads = payloads
         self.cut = cut
         self.order = order
-        self.turns: dict[int, Turn] = {}
-        self.ready: deque[int] = deque()
-        self.active = 0
-        self.switches = 0
-        self.counts: dict[tuple[int, int], int] = {}  # (group, rank) → collectives called
+        self.turns = Turns(slots, self._is_missing)
+        self.history = History()
         self.open: dict[tuple[int, int], Collective] = {}
         self.sends: dict[tuple, deque] = {}
         self.recvs: dict[tuple, deque] = {}
         self.hot: Collective | None = None
         self.shared = Shared()
         self.watching: set[int] = set()  # ranks with an operation that C++ may wait for
+        self.stalls = Stalls()
+        self.notices: list[str] = []  # what the user should hear while the recording goes on
 
     # --- turns
 
@@ -100,72 +67,46 @@ class Coordinator(Server):
         """Fork a rank; it runs when it gets a turn."""
         rank = self.spawn(spec)
         turn = self.turns[spec.rank] = Turn(rank, spec.eager_sends)
-        self._make_ready(turn, lambda: rank.main.send(("go",)))
+        self.turns.make_ready(turn, lambda: rank.main.send(("go",)))
 
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
         """Run until every rank has left. PrismError: deadlock, mismatch, or a failed rank."""
         gc.disable()  # messages make no cycles, and a collection would hold up every rank
         while self.running():
-            self._schedule()
-            if not self.poll(STALL_POLL if self.watching else 1.0) and self.watching:
+            self.turns.start()
+            if not self.poll(STALL_POLL if self.watching else LOOK) and self.watching:
                 self._look_for_stalls()
+            if self.stalls.due():
+                self._look_for_sleepers()
             tick()
-            if self.running() and not (self.active or self.ready or self._anyone_leaving() or self._may_wake()):
-                self._deadlock()
+            if self.running() and not (self.turns.any_can_run() or self._anyone_leaving() or self._may_wake()):
+                raise deadlock(self)
 
     def _anyone_leaving(self) -> bool:
         return any(not t.rank.gone for t in self.turns.values() if t.state is State.LEFT)
 
     def _may_wake(self) -> bool:
-        """Whether a rank that looks blocked in C++ has not been so for long: it may only sleep."""
-        stalled = [t for t in self.turns.values() if t.state is State.BLOCKED and not t.waits and not t.store_keys]
-        return any(time.monotonic() - turn.stalled_at < STALL_LIMIT for turn in stalled)
+        """Whether a rank that is blocked elsewhere may go on: it only sleeps, or something moves in it."""
+        stalled = [turn for turn in self.turns.values() if turn.is_stalled()]
+        return any(not self.stalls.is_for_ever(turn.rank.number, turn.rank.pid) for turn in stalled)
 
-    def _schedule(self) -> None:
-        while self.active < self.slots and self.ready:
-            turn = self.turns[self._next_ready()]
-            turn.state = State.ACTIVE
-            self.active += 1
-            self.switches += 1
-            resume, turn.resume = turn.resume, None
-            if resume is not None:
-                resume()
-
-    def _next_ready(self) -> int:
-        """The oldest ready rank, or one near it whose arrival the latest waiters need."""
+    def _is_missing(self, number: int) -> bool:
+        """Whether the latest waiters need this rank."""
         hot = self.hot
-        if hot is not None and hot.missing:
-            index = hot.first.group.index
-            for k in range(min(LOOKAHEAD, len(self.ready))):
-                member = index.get(self.ready[k])
-                if member is not None and hot.arrived[member] is None:
-                    number = self.ready[k]
-                    del self.ready[k]
-                    return number
-        return self.ready.popleft()
-
-    def _make_ready(self, turn: Turn, resume: Callable[[], None]) -> None:
-        turn.state = State.READY
-        turn.resume = resume
-        turn.waits = 0
-        turn.store_keys = False
-        self.ready.append(turn.rank.number)
-
-    def _block(self, turn: Turn) -> None:
-        if turn.state is State.ACTIVE:
-            turn.state = State.BLOCKED
-            self.active -= 1
+        if hot is None or not hot.missing:
+            return False
+        member = hot.first.group.index.get(number)
+        return member is not None and hot.arrived[member] is None
 
     def handle(self, rank: Rank, peer: wire.Peer, message: tuple, payload: memoryview, fds: list[int]) -> None:
         turn = self.turns[rank.number]
-        if peer is rank.main and turn.state is State.BLOCKED and not turn.waits and not turn.store_keys:
-            turn.state = State.ACTIVE  # it had looked stalled, and was not
-            self.active += 1
-        elif peer is rank.main and turn.state is State.READY and turn.resume is not None:
-            self.ready.remove(rank.number)  # the same, and what it seemed to wait for has come meanwhile
-            turn.state = State.ACTIVE
-            self.active += 1
-            turn.resume()
+        if peer is rank.main:
+            self.stalls.forget(rank.number)
+            if turn.is_stalled():
+                self.turns.wake(turn)
+            elif turn.state is State.READY and turn.resume is not None:  # what it seemed to wait for has come meanwhile
+                self.turns.wake(turn)
+                turn.resume()
         super().handle(rank, peer, message, payload, fds)
 
     def _look_for_stalls(self) -> None:
@@ -175,8 +116,22 @@ class Coordinator(Server):
                 turn.sleeps = turn.sleeps + 1 if process_state(turn.rank.pid) == "S" else 0
                 if turn.sleeps >= 2:
                     turn.sleeps = 0
-                    turn.stalled_at = time.monotonic()
-                    self._block(turn)
+                    self.turns.block(turn)
+
+    def _look_for_sleepers(self) -> None:
+        """A rank that sleeps outside communication frees its slot, wakes or not, and is named after a while."""
+        idle = []
+        for turn in self.turns.values():
+            in_cpp = turn.rank.watched or turn.asked  # nobody needs to know while others run
+            if turn.state is State.ACTIVE or (turn.is_stalled() and not (in_cpp and self.turns.any_can_run())):
+                asleep = self.stalls.look(turn.rank.number, turn.rank.pid)
+                if asleep:
+                    self.turns.block(turn)
+                elif turn.is_stalled() and process_state(turn.rank.pid) == "R":
+                    self.turns.wake(turn)
+                if turn.is_stalled() and not in_cpp:
+                    idle.append(turn.rank.number)
+        self.notices += notices(self, self.stalls.to_name(idle))
 
     # --- what ranks say
 
@@ -210,17 +165,16 @@ class Coordinator(Server):
                 self.watching.add(rank.number)  # the main thread may be waiting for this one
                 return
             turn.waits, turn.wait_peer = opid, peer
-            self._block(turn)
+            self.turns.block(turn)
             operation = turn.issued[opid]
-            self.hot = self.open.get((operation.group.number, self._sequence(rank, operation)), self.hot)
+            self.hot = self.open.get((operation.group.number, operation.sequence), self.hot)
 
     def on_test(self, rank: Rank, peer: wire.Peer, opid: int) -> None:
         turn = self.turns[rank.number]
         if opid in turn.done:
             peer.send(*turn.done.pop(opid))
         elif peer is rank.main:  # a spinning rank must let others run
-            self.active -= 1
-            self._make_ready(turn, lambda: peer.send(("pending",)))
+            self.turns.give_way(turn, lambda: peer.send(("pending",)))
         else:
             peer.send(("pending",))
 
@@ -235,8 +189,7 @@ class Coordinator(Server):
     def on_store_answer(self, rank: Rank, peer: wire.Peer, function: str, answer: Any) -> None:
         turn = self.turns[rank.number]
         if peer is rank.main and turn.state is State.ACTIVE and (function, answer) in POLLS:
-            self.active -= 1
-            self._make_ready(turn, lambda: peer.send(("ok", answer)))
+            self.turns.give_way(turn, lambda: peer.send(("ok", answer)))
         else:
             peer.send(("ok", answer))
 
@@ -244,12 +197,12 @@ class Coordinator(Server):
         turn = self.turns[rank.number]
         if peer is rank.main:
             turn.store_keys = True
-            self._block(turn)
+            self.turns.block(turn)
 
     def on_store_ready(self, rank: Rank, peer: wire.Peer, answer: Any) -> None:
         turn = self.turns[rank.number]
         if peer is rank.main:
-            self._make_ready(turn, lambda: peer.send(("ok", answer)))
+            self.turns.make_ready(turn, lambda: peer.send(("ok", answer)))
         else:
             peer.send(("ok", answer))
 
@@ -257,33 +210,27 @@ class Coordinator(Server):
         turn = self.turns[rank.number]
         if rank.trace is not None:
             rank.trace = self.shared.trace(rank.trace)
-        self._block(turn)
-        turn.state = State.LEFT
+        self.turns.leave(turn)
         peer.send(("ok", None))
 
     def on_gone(self, rank: Rank, signal_number: int) -> None:
         turn = self.turns[rank.number]
         self.watching.discard(rank.number)
-        self._block(turn)
-        turn.state = State.LEFT
+        self.turns.leave(turn)
         super().on_gone(rank, signal_number)
 
     # --- operations
 
-    def _sequence(self, rank: Rank, operation: Operation) -> int:
-        return self.counts.get((operation.group.number, rank.number), 0) - 1
-
     def _collective(self, turn: Turn, operation: Operation) -> None:
         group, number = operation.group, turn.rank.number
-        sequence = self.counts.get((group.number, number), 0)
-        self.counts[group.number, number] = sequence + 1
-        key = (group.number, sequence)
+        operation.sequence = self.history.add(number, operation)
+        key = (group.number, operation.sequence)
         found = self.open.get(key)
         size = len(group.members)
         if found is None:
-            found = self.open[key] = Collective(operation, number, [None] * size, [None] * size, size)
+            found = self.open[key] = Collective(operation, [None] * size, [None] * size, size)
         else:
-            self._compare(found, sequence, turn.rank, operation)
+            check_match(self, found, turn.rank.number, operation)
         member = group.index[number]
         found.ins[member] = unpack(operation.descs, operation.payload) if operation.has_input else []
         found.arrived[member] = (number, operation.opid)
@@ -295,19 +242,6 @@ class Coordinator(Server):
             self._complete(turn, operation.opid)  # the root has nothing to wait for
         elif operation.op in (Op.GATHER, Op.REDUCE) and operation.root != member:
             self._complete(turn, operation.opid)
-
-    def _compare(self, found: Collective, sequence: int, rank: Rank, operation: Operation) -> None:
-        """PrismError if this member calls something else than the first one did."""
-        first = found.first
-        same = first.op is operation.op and first.reduce is operation.reduce
-        same = same and (first.op not in ROOTED or first.root == operation.root)
-        if first.op in (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER):
-            same = same and first.descs == operation.descs
-        if not same:
-            raise PrismError(
-                f"mismatched collective: operation {sequence} of group {first.group.label()}: rank {rank.number} calls "
-                f"{operation.text()}, rank {found.first_rank} called {first.text()}"
-            )
 
     def _execute(self, found: Collective) -> None:
         first = found.first
@@ -349,11 +283,11 @@ class Coordinator(Server):
             if not rank.watched:
                 self.watching.discard(rank.number)
             if turn.state is State.BLOCKED and (turn.waits == opid or not (turn.waits or turn.store_keys)):
-                self._make_ready(turn, lambda: push.send(message, parcel))
+                self.turns.make_ready(turn, lambda: push.send(message, parcel))
             else:
                 push.send(message, parcel)
         elif turn.state is State.BLOCKED and turn.waits == opid:
-            self._make_ready(turn, lambda: rank.main.send(message, parcel))
+            self.turns.make_ready(turn, lambda: rank.main.send(message, parcel))
         elif opid in turn.asked:
             turn.asked.pop(opid).send(message, parcel)
             if not (rank.watched or turn.asked):
@@ -389,9 +323,3 @@ class Coordinator(Server):
         source = sent.group.index[sender.rank.number]
         self._finish(receiver, ("done", opid, sent.descs, 0, source), wire.Parcel([sent.payload]))
         self._complete(sender, sent.opid)
-
-    # --- the end that must not happen
-
-    def _deadlock(self) -> None:
-        table = deadlock_table(self)
-        raise PrismError("deadlock: no rank can run", detail="\n".join([table, suspicion(self)]).rstrip())

@@ -1,70 +1,56 @@
-"""What to say when no rank can run: who waits where and for whom, then one sentence of suspicion."""
+"""What to say when ranks disagree or cannot go on: who waits where and for whom, then one sentence of suspicion."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from prism_tools.graph.schema import P2P, Op
+from prism_tools.errors import PrismError
+from prism_tools.graph.names import ranks_text
+from prism_tools.graph.schema import P2P, ROOTED, Op
 from prism_tools.graph.semantics import ignores_tags
+from prism_tools.record.stalls import call_of
+from prism_tools.record.suspicion import difference_text, missing_ranks, operation_of, suspicion
 
 if TYPE_CHECKING:
     from prism_tools.capture.server import Operation
-    from prism_tools.record.coordinator import Coordinator, Turn
+    from prism_tools.record.coordinator import Collective, Coordinator, Turn
 
-ROWS = 24  # rows of the table; a thousand ranks wait in few different places
+ROWS = 12  # rows of the table; a thousand ranks wait in few different places
 COLUMNS = ("rank", "waits in", "group", "op#", "since", "for ranks", "at")
 
 
-def rank_list(numbers: list[int]) -> str:
-    """Ranks as Slurm writes them: [0, 1, 2, 8] → "0-2,8"."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+class _Row:
+    """Ranks that wait in one place. ``groups``: labels of their groups; ``missing``: whom they wait for."""
+
+    def __init__(self) -> None:
+        self.ranks: list[int] = []
+        self.groups: set[str] = set()
+        self.missing: set[int] = set()
+        self.issued = 0
 
 
-def operation_of(turn: Turn) -> Operation | None:
-    """The operation that a blocked rank waits for."""
-    return turn.issued.get(turn.waits)
-
-
-def missing_ranks(coordinator: Coordinator, turn: Turn) -> list[int]:
-    """The ranks that a blocked rank waits for: [] where that is not known (a store key, any source)."""
-    operation = operation_of(turn)
-    if operation is None:
-        return []
-    members = operation.group.members
-    if operation.op in P2P:
-        return [members[operation.peer]] if operation.peer >= 0 else []
-    for found in coordinator.open.values():
-        me = found.first.group.index.get(turn.rank.number, -1)
-        if me >= 0 and found.arrived[me] == (turn.rank.number, operation.opid):
-            return [member for member, arrived in zip(members, found.arrived, strict=True) if arrived is None]
-    return []
+def deadlock(coordinator: Coordinator) -> PrismError:
+    """What to raise when no rank can run."""
+    detail = "\n".join(filter(None, [deadlock_table(coordinator), suspicion(coordinator)]))
+    return PrismError("deadlock: no rank can run", detail=detail)
 
 
 def deadlock_table(coordinator: Coordinator) -> str:
-    """One row for the ranks that wait in the same place for the same ranks."""
-    rows: dict[tuple[str, ...], list[int]] = {}
-    issued: dict[tuple[str, ...], int] = {}
-    for number, turn in coordinator.turns.items():
-        if turn.state.name == "BLOCKED":
-            row = _row(coordinator, turn)
-            rows.setdefault(row, []).append(number)
-            operation = operation_of(turn)
-            if operation is not None:
-                issued[row] = min(operation.issued, issued.get(row, operation.issued))
+    """One row for the ranks that wait in the same place for the same ranks; if that is many rows, for ranks at a line."""
+    blocked = [turn for turn in coordinator.turns.values() if turn.state.name == "BLOCKED"]
+    rows = _rows(coordinator, blocked, exact=True)
+    if len(rows) > ROWS:
+        rows = _rows(coordinator, blocked, exact=False)
     left = [n for n, turn in coordinator.turns.items() if turn.state.name == "LEFT"]
     table: list[tuple[str, ...]] = [COLUMNS]
-    for row, numbers in list(rows.items())[:ROWS]:
-        since = f"{(time.monotonic_ns() - issued[row]) / 1e9:.1f} s" if row in issued else "-"
-        table.append((rank_list(numbers), *row[:3], since, *row[3:]))
+    for (what, _, sequence, nobody, site), row in list(rows.items())[:ROWS]:
+        since = f"{(time.monotonic_ns() - row.issued) / 1e9:.1f} s" if row.issued else "-"
+        group = f"{len(row.groups)} groups" if len(row.groups) > 1 else row.groups.pop()
+        missing = ranks_text(row.missing) if row.missing else nobody
+        table.append((ranks_text(row.ranks), what, group, sequence, since, missing, site))
     if left:
-        table.append((rank_list(left), "-", "-", "-", "-", "-", "program ended"))
+        table.append((ranks_text(left), "-", "-", "-", "-", "-", "program ended"))
     widths = [max(len(row[k]) for row in table) for k in range(len(COLUMNS))]
     lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
     if len(rows) > ROWS:
@@ -72,64 +58,91 @@ def deadlock_table(coordinator: Coordinator) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _row(coordinator: Coordinator, turn: Turn) -> tuple[str, ...]:
-    """Where a rank waits: the table's columns without "rank" and "since", which ranks in one place do not share."""
-    operation = operation_of(turn)
-    if operation is None:
-        keys = next((w[0] for t, w in coordinator.store.waiting.items() if t[0] == turn.rank.number), None)
-        place = turn.last.site if turn.last else "before its first operation"
-        what = f"store key {keys[0]!r}" if keys else "C++ (a Future)"
-        return (what, "-", "-", "-", f"after {place}" if turn.last else place)
-    missing = rank_list(missing_ranks(coordinator, turn)) or "any"
-    sequence = str(coordinator.counts.get((operation.group.number, turn.rank.number), 0) - 1)
-    tag = ""
-    if operation.op in P2P:
-        sequence = "-"
-        if operation.tag > 0 and not ignores_tags(operation.group.backend):
-            tag = f" tag {operation.tag}"
-    what = operation.text().rsplit(" (", 1)[0] + tag
-    return (what, operation.group.label(), sequence, missing, operation.site)
+def _rows(coordinator: Coordinator, turns: list[Turn], exact: bool) -> dict[tuple[str, ...], _Row]:
+    """Rows by (what, group and missing ranks, op#, text for no missing ranks, site); not ``exact``: groups that differ
+    only in their members, and ranks that wait for different ones, share a row."""
+    rows: dict[tuple[str, ...], _Row] = {}
+    for turn in turns:
+        operation, issued = operation_of(turn), 0
+        if operation is None:
+            missing, group = [], "-"
+            asleep = coordinator.stalls.asleep_for(turn.rank.number)
+            issued = time.monotonic_ns() - int(asleep * 1e9) if asleep else 0
+            key = (place_of(coordinator, turn)[0], "", "-", "-", place_of(coordinator, turn)[1])
+        else:
+            missing, group, issued = missing_ranks(coordinator, turn), operation.group.label(), operation.issued
+            sequence = str(operation.sequence) if operation.op not in P2P else "-"
+            apart = f"{group} {missing}" if exact else ""
+            key = (_call(operation), apart, sequence, "any", operation.site)
+        row = rows.setdefault(key, _Row())
+        row.ranks.append(turn.rank.number)
+        row.groups.add(group)
+        row.missing.update(missing)
+        row.issued = min(filter(None, (row.issued, issued)), default=0)
+    return rows
 
 
-def suspicion(coordinator: Coordinator) -> str:
-    """The likely cause in one sentence: a rank that ended, or a cycle of ranks waiting for each other."""
-    for number, turn in coordinator.turns.items():
-        for other in missing_ranks(coordinator, turn):
-            if coordinator.turns[other].state.name == "LEFT":
-                operation = operation_of(turn)
-                assert operation is not None
-                return f"rank {other} has ended; rank {number} still waits for its {operation.text()}"
-    cycle = _cycle(coordinator)
-    if not cycle:
-        return ""
-    parts, operations = [], set()
-    for number, other in zip(cycle, cycle[1:] + cycle[:1], strict=True):
-        operation = operation_of(coordinator.turns[number])
-        assert operation is not None
-        verb = {Op.SEND: "to receive in", Op.RECV: "to send in"}.get(operation.op, "in")
-        parts.append(f"rank {number} waits for rank {other} {verb} {operation.group.label()} at {operation.site}")
-        operations.add(operation.op)
-    cause = (
-        "each sends before it receives" if operations == {Op.SEND} else "they call these operations in different orders"
+def _call(operation: Operation) -> str:
+    tagged = operation.op in P2P and operation.tag > 0 and not ignores_tags(operation.group.backend)
+    tag = f" tag {operation.tag}" if tagged else ""
+    return operation.text().rsplit(" (", 1)[0] + tag
+
+
+def place_of(coordinator: Coordinator, turn: Turn) -> tuple[str, str]:
+    """Where a rank waits that waits for no operation of its own: in what, and after which call."""
+    site = f"after {turn.last.site}" if turn.last else "before its first operation"
+    for (number, *_), (keys, _) in coordinator.store.waiting.items():
+        if number == turn.rank.number:
+            return f"store key {keys[0]!r}", site
+    if turn.rank.watched or turn.asked:
+        return "C++ (a Future)", site
+    return call_of(turn.rank.pid)[0], site
+
+
+def notices(coordinator: Coordinator, numbers: list[int]) -> list[str]:
+    """One line for the ranks that sleep in one place outside communication."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for number in numbers:
+        places.setdefault(place_of(coordinator, coordinator.turns[number]), []).append(number)
+    return [
+        f"{'ranks' if len(ranks) > 1 else 'rank'} {ranks_text(ranks)} outside communication in {what}, {site}; "
+        "other ranks run meanwhile"
+        for (what, site), ranks in places.items()
+    ]
+
+
+def check_match(coordinator: Coordinator, found: Collective, number: int, operation: Operation) -> None:
+    """PrismError if this member calls something else than the first one did."""
+    first = found.first
+    same = first.op is operation.op and first.reduce is operation.reduce
+    same = same and (first.op not in ROOTED or first.root == operation.root)
+    if first.op in (Op.ALL_REDUCE, Op.REDUCE, Op.REDUCE_SCATTER):
+        same = same and first.descs == operation.descs
+    if same:
+        return
+    group, sequence = first.group, operation.sequence
+    here = [member for member, arrived in zip(group.members, found.arrived, strict=True) if arrived is not None]
+    who = f"rank {here[0]}" if len(here) == 1 else f"ranks {ranks_text(here)}"
+    calls = [_call_and_root(operation, first), _call_and_root(first, operation)]
+    detail = ""
+    earlier = coordinator.history.difference(group, [*here, number])
+    if earlier is not None and earlier.position < sequence:
+        detail = difference_text(earlier)
+    elif sequence:
+        detail = f"they agreed until operation {sequence - 1}, {coordinator.history.name(group, number, sequence - 1)}"
+    raise PrismError(
+        f"mismatched collective: operation {sequence} of group {group.label()}: "
+        f"rank {number} calls {calls[0]}, {who} called {calls[1]}",
+        detail=detail,
     )
-    return "; ".join(parts) + f": {cause}"
 
 
-def _cycle(coordinator: Coordinator) -> list[int]:
-    """A shortest chain of ranks, each waiting for the next and the last for the first; [] if none was found."""
-    best: list[int] = []
-    for start in coordinator.turns:
-        chain, number = [start], start
-        while len(chain) <= 8:
-            others = missing_ranks(coordinator, coordinator.turns[number])
-            if start in others:
-                if not best or len(chain) < len(best):
-                    best = chain
-                break
-            number = next((other for other in others if other not in chain), -1)
-            if number < 0:
-                break
-            chain.append(number)
-        if len(best) == 2:
-            break
-    return best
+def _call_and_root(operation: Operation, other: Operation) -> str:
+    """The call as text, with what else differs where the text would be the same."""
+    extra = []
+    if operation.op is other.op and operation.root != other.root and operation.op in ROOTED:
+        extra.append(f" from root {operation.group.members[operation.root]}")
+    if operation.op is other.op and operation.reduce is not other.reduce:
+        extra.append(f" {operation.reduce.name.lower()}")
+    what, place = operation.text().rsplit(" (", 1)
+    return what + "".join(extra) + " (" + place

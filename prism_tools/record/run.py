@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ def record(options: argparse.Namespace) -> int:
     launch = describe(options, fix_hash_seed())
     cut = cut_ranks(options)
     payloads = PayloadWriter(payload_path(options.output), options.tensor_budget)
+    options.progress.log = options.verbose > 0 and not options.quiet
     coordinator = Coordinator(options.jobs, payloads, cut, launch.reduce_order)
     try:
         mode = tensors_text(options.tensors)
@@ -38,18 +40,18 @@ def record(options: argparse.Namespace) -> int:
         ranks.preload(warm=True)
         for rank in range(options.world_size):
             coordinator.launch(spec_of(launch, rank, options.sends == "eager"))
+        pace = Pace()
         try:
-            coordinator.run(lambda: show_progress(options, coordinator))
+            coordinator.run(lambda: show_progress(options, coordinator, pace))
         except PrismError as problem:
             _keep_partial(options, coordinator, launch, problem)
             raise
-        graph = _write(
-            options,
-            coordinator,
-            launch,
-            payloads.finish(f"partial {mode}".removesuffix(" all") if payloads.lost else mode),
-        )
+        kept = payloads.finish(f"partial {mode}".removesuffix(" all") if payloads.lost else mode)
+        graph = _write(options, coordinator, launch, kept)
         payloads.commit()
+        options.progress.say(
+            f"{len(coordinator.ranks)} ranks recorded: {coordinator.turns.switches:,} switches in {pace.elapsed():.1f} s"
+        )
         if payloads.lost:
             options.progress.warn(loss_text(graph, payloads))
     finally:
@@ -141,12 +143,41 @@ def check_writable(output: str) -> None:
         raise PrismError(f"{output}: cannot write here: {error.strerror}") from error
 
 
-def show_progress(options: argparse.Namespace, coordinator: Coordinator) -> None:
-    """The moving line."""
-    if not options.progress.live:
+class Pace:
+    """Switches a second since the line before, and the time since the beginning."""
+
+    def __init__(self) -> None:
+        self._begun = self._then = time.monotonic()
+        self._switches = 0
+
+    def elapsed(self) -> float:
+        """Seconds since the ranks began."""
+        return time.monotonic() - self._begun
+
+    def rate(self, switches: int) -> float:
+        """Switches a second since the last call."""
+        now, before = time.monotonic(), self._switches
+        seconds, self._then, self._switches = now - self._then, now, switches
+        return (switches - before) / max(seconds, 1e-9)
+
+
+def show_progress(options: argparse.Namespace, coordinator: Coordinator, pace: Pace) -> None:
+    """What the user should hear, and the moving line: of the rank that is furthest behind."""
+    for text in coordinator.notices:
+        options.progress.warn(text)
+    coordinator.notices.clear()
+    if not options.progress.due():
         return
-    blocked = sum(not turn.rank.left for turn in coordinator.turns.values()) - coordinator.active
-    options.progress.update(f"ranks running {coordinator.active} blocked {blocked}  switches {coordinator.switches:,}")
+    turns = coordinator.turns
+    running = [turn.rank for turn in turns.values() if not turn.rank.left]
+    behind = min((rank.iterations for rank in running), default=0)
+    total = f"/{options.warmup + options.iterations}" if options.iterations else ""
+    seconds = int(pace.elapsed())
+    options.progress.update(
+        f"iteration {behind + 1}{total}  ranks running {turns.active} blocked {len(running) - turns.active}  "
+        f"switches {turns.switches:,} ({pace.rate(turns.switches):,.0f}/s)  "
+        f"{seconds // 60}:{seconds % 60:02}"
+    )
 
 
 def _write(

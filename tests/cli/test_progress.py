@@ -25,3 +25,17 @@ def test_warning_is_always_said():
     stream = io.StringIO()
     Progress("prism-test", stream).warn("ranks 0-3 of node 0 only")
     assert stream.getvalue() == "prism-test: warning: ranks 0-3 of node 0 only\n"
+
+
+def test_a_log_gets_lines_now_and_then():
+    stream = io.StringIO()
+    progress = Progress("prism-test", stream)
+    progress.update("nobody asked")
+    progress.log = True
+    progress.say("8 ranks")
+    assert progress.due()
+    progress.update("iteration 1")
+    assert not progress.due()
+    progress.update("iteration 2")  # too soon
+    progress.clear()
+    assert stream.getvalue() == "prism-test: 8 ranks\nprism-test: iteration 1\n"

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from prism_tools.graph import file
 from tests.tools import program
 
@@ -50,20 +52,21 @@ def check_partial(bench, operations):
 
 def test_mismatch(bench):
     done = bench.run("record", "-n", 4, "-j", 2, "-o", "run.h5", "--", program("mismatch.py"), expect=1)
-    first, kept = done.stderr.splitlines()
+    first, agreed, kept = done.stderr.splitlines()
     what = {
         "all_reduce": r"all_reduce 16 B float32 \(mismatch\.py:13 <module>\)",
         "barrier": r"barrier 0 B \(mismatch\.py:11 <module>\)",
     }
     found = re.fullmatch(
         r"prism-record: mismatched collective: operation 1 of group world \[0,1,2,3\]: "
-        r"rank (\d) calls (.*), rank (\d) called (.*)",
+        r"rank (\d) calls (.*), ranks? ([\d,-]+) called (.*)",
         first,
     )
     assert found, first
-    for rank, text in (found.group(1, 2), found.group(3, 4)):
-        assert re.fullmatch(what["barrier" if rank == "2" else "all_reduce"], text)
+    for ranks, text in (found.group(1, 2), found.group(3, 4)):
+        assert re.fullmatch(what["barrier" if ranks == "2" else "all_reduce"], text)
     assert "2" in found.group(1, 3)
+    assert agreed == "they agreed until operation 0, all_reduce (mismatch.py:9 <module>)"
     assert kept == "partial graph kept in run.h5 (incomplete)"
     assert bench.files() == {"run.h5"}
 
@@ -85,6 +88,28 @@ def test_exit_status_of_the_program(bench):
     (bench.out / "leave.py").write_text("import sys, os\nsys.exit(7 if os.environ['RANK'] == '1' else 0)\n")
     done = bench.run("record", "-n", 2, "-j", 1, "-o", "run.h5", "--", "leave.py", expect=7)
     assert done.stderr.splitlines()[0] == "prism-record: rank 1 ended with exit status 7"
+
+
+def test_a_rank_that_leaves_without_ending_its_program(bench):
+    (bench.out / "leave.py").write_text("import os\nos._exit(0)\n")
+    done = bench.run("record", "-n", 1, "-o", "run.h5", "--", "leave.py", expect=1)
+    said = "prism-record: rank 0 left without ending its program (os._exit?)"
+    assert done.stderr.splitlines() == [said, "partial graph kept in run.h5 (incomplete)"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (("-o", "run.h5", "--", "x.py"), "how many ranks? add -n W, or set PRISM_WORLD_SIZE"),
+        (("-n", 2, "-o", "run.h5"), "what shall run? add -- program [argument ...]"),
+        (("-n", 2, "-o", "-", "--", "x.py"), "-o -: standard output belongs to the program; name a file"),
+        (("-n", 0, "-o", "run.h5"), "argument -n/--world-size: '0' is no whole number >= 1; see prism-record --help"),
+        (("-n", 2), "the following arguments are required: -o/--output; see prism-record --help"),
+    ],
+)
+def test_wrong_usage(call, said, bench):
+    assert bench.run("record", *call, expect=2).stderr == f"prism-record: {said}\n"
+    assert bench.files() == set()
 
 
 def test_a_killed_rank_and_an_older_recording(bench):
@@ -114,7 +139,7 @@ def test_a_rank_that_ends_while_others_wait(bench):
     assert any(
         re.match(r"  0,2 +all_reduce 8 B float32 +world \[0,1,2\] .* 1 +early\.py:4 <module>", line) for line in lines
     )
-    assert lines[-2].startswith("rank 1 has ended; rank 0 still waits for its all_reduce 8 B float32")
+    assert lines[-2] == "rank 1 has ended; ranks 0,2 still wait in all_reduce 8 B float32 (early.py:4 <module>)"
 
 
 def test_a_key_that_nobody_sets(bench):
@@ -127,6 +152,7 @@ def test_a_key_that_nobody_sets(bench):
     lines = done.stderr.splitlines()
     assert lines[0] == "prism-record: deadlock: no rank can run"
     assert re.match(r"  0-1 +store key '.*nobody' ", lines[2])
+    assert re.fullmatch(r"rank 0 waits for store key '.*nobody', which nobody has set", lines[3])
 
 
 def test_no_such_program(bench):
