@@ -37,6 +37,10 @@ class Client:
         self._done: dict[int, tuple[tuple, memoryview]] = {}
         self._watched: dict[int, RemoteWork] = {}
         self._push: socket.socket | None = None
+        self._push_thread = 0
+        self._planned: list[
+            tuple[int, int, RemoteWork, tuple, memoryview]
+        ] = []  # completions in the order of their times
         self._next = 0
         self._lock = threading.Lock()
         self._reading = threading.RLock()  # held while a thread reads the main socket
@@ -112,18 +116,28 @@ class Client:
             self._watched[work.opid] = work
             if self._push is None:
                 self._push = self._channel("push")
-                threading.Thread(target=self._pump, args=(self._push,), daemon=True, name="prism-push").start()
+                threading.Thread(target=self._run_push, args=(self._push,), daemon=True, name="prism-push").start()
         found = self._done.pop(work.opid, None)
         if found is None:
             self.post(("watch", work.opid))
         else:
             self._keep(*found)
 
-    def _pump(self, sock: socket.socket) -> None:
+    def _run_push(self, sock: socket.socket) -> None:
+        self._push_thread = threading.get_ident()
+        self._sockets[self._push_thread] = sock
+        self._pump(sock, lambda: False)
+
+    def wait_for(self, event: threading.Event) -> None:
+        """Block until a watched operation's event. A callback that waits runs on the second thread, which goes on meanwhile."""
+        if self._push is not None and threading.get_ident() == self._push_thread:
+            self._pump(self._push, event.is_set)
+        event.wait()
+
+    def _pump(self, sock: socket.socket, ended: Callable[[], bool]) -> None:
         """The second thread: completes watched operations, each at its time."""
-        self._sockets[threading.get_ident()] = sock
-        planned: list[tuple[int, int, RemoteWork, tuple, memoryview]] = []
-        while True:
+        planned = self._planned
+        while not ended():
             wait = (planned[0][0] - time.monotonic_ns()) / 1e9 if planned else None
             ready, _, _ = select.select([sock, self._bell], [], [], None if wait is None else max(wait, 0))
             if self._bell in ready:
@@ -136,7 +150,7 @@ class Client:
                     self._look_at_main()
                 else:
                     self._keep(answer, payload)
-            while planned and planned[0][0] <= time.monotonic_ns():
+            while planned and planned[0][0] <= time.monotonic_ns() and not ended():
                 _, _, work, answer, payload = heapq.heappop(planned)
                 work.complete(answer, payload)
 

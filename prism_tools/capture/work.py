@@ -154,7 +154,7 @@ class RemoteWork(TracedWork):
         if self._event is not None:
             if self._session.client.announce:
                 self._session.client.post(("wait", self.opid))
-            self._event.wait()
+            self._session.client.wait_for(self._event)
         else:
             entered = time.monotonic_ns()
             self.complete(*self._session.client.wait(self.opid, self._call.sync), entered)
@@ -186,10 +186,12 @@ class RemoteWork(TracedWork):
             self._session.tracer.source(self._node, peer)
         self._session.tracer.completed(self._node, when or time.monotonic_ns())
         self._complete = True
+        if (
+            self._future is not None
+        ):  # before the wait returns, as gloo does it: callbacks that are added from then on run at once
+            self._settle(self._future)
         if self._event is not None:
             self._event.set()
-        if self._future is not None:
-            self._settle(self._future)
 
     def _settle(self, future: TracedFuture) -> None:
         if self._problem is not None:

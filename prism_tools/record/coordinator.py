@@ -280,7 +280,8 @@ class Coordinator(Server):
         if opid in rank.watched and rank.push is not None:
             push = rank.push
             rank.watched.discard(opid)
-            if not rank.watched:
+            turn.asked.pop(opid, None)
+            if not (rank.watched or turn.asked):
                 self.watching.discard(rank.number)
             if turn.state is State.BLOCKED and (turn.waits == opid or not (turn.waits or turn.store_keys)):
                 self.turns.make_ready(turn, lambda: push.send(message, parcel))
