@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from prism_tools.capture import immortal
+
 # What programs of any kind import sooner or later; importing them here once instead of in every rank.
 PRELOAD = (
     "torch._dynamo",
@@ -80,6 +82,8 @@ def preload(warm: bool = False) -> None:
     if warm:
         importlib.import_module("prism_tools.capture.warm").warm_up()
     gc.collect()
+    if warm:
+        immortal.immortalize()
     gc.freeze()
 
 
