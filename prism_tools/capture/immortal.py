@@ -1,4 +1,4 @@
-"""Objects whose reference counts nobody writes: pages that hold them stay shared by forked ranks (PEP 683; Python 3.12 and later)."""
+"""Objects whose reference counts nobody writes: their pages stay shared by forked ranks (PEP 683, Python 3.12 and later)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from typing import Any
 
 def is_possible() -> bool:
     """Whether this interpreter knows immortal objects, and keeps counts where they are expected."""
-    if sys.version_info < (3, 12) or sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if (
+        sys.version_info < (3, 12)
+        or sys.implementation.name != "cpython"
+        or sysconfig.get_config_var("Py_GIL_DISABLED")
+    ):
         return False
     probe = object()
     count, others = _count_of(probe), [probe] * 7

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
-CHANGES = ("set", "add", "append", "compare_set", "delete_key")
+CHANGES = ("set", "add", "append", "compare_set", "delete_key", "queue_push", "queue_pop")
+EXPIRED = "expired"  # in the log: a wait with a time limit, whose first key did not come
+BLOCKING = ("get", "wait", "queue_pop")
+
+
+@dataclass
+class Waiter:
+    """Who waits for ``keys`` in ``function``; ``deadline``: CLOCK_MONOTONIC ns, if the program gave a time limit."""
+
+    rank: int
+    function: str
+    keys: list[str]
+    deadline: int | None = None
 
 
 class KeyValue:
-    """A c10d store's state. ``waiters`` are opaque tokens released when all their keys exist."""
+    """A c10d store's state. ``waiting``: by opaque tokens, released when all their keys exist."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
-        self.waiting: dict[Any, tuple[list[str], bool]] = {}
+        self.queues: dict[str, deque[bytes]] = {}
+        self.waiting: dict[Any, Waiter] = {}
         self.log: list[tuple[int, str, str, bytes]] = []
 
     def call(self, rank: int, function: str, arguments: tuple, token: Any) -> tuple[bool, Any]:
-        """Apply one request: (True, answer), or (False, None) when ``token`` must wait (``wait`` and ``get``)."""
-        if function in ("get", "wait"):
-            keys = [arguments[0]] if function == "get" else list(arguments[0])
-            if all(key in self.values for key in keys):
-                return True, self.values[keys[0]] if function == "get" else None
-            self.waiting[token] = (keys, function == "get")
+        """Apply one request: (True, answer), or (False, None) when ``token`` must wait.
+
+        ``wait`` is answered with True, or with False when its time limit is over (``expire``); ``queue_pop`` that does not
+        block with None if the queue is empty.
+        """
+        if function in BLOCKING:
+            keys = list(arguments[0]) if function == "wait" else [arguments[0]]
+            deadline = None
+            if function == "wait" and arguments[1:] and arguments[1] is not None:
+                deadline = time.monotonic_ns() + arguments[1]
+            waiter = Waiter(rank, function, keys, deadline)
+            if self._has(keys):
+                return True, self._answer(waiter)
+            if function == "queue_pop" and not arguments[1]:
+                return True, None
+            self.waiting[token] = waiter
             return False, None
         answer = getattr(self, "_" + function)(*arguments)
         if function in CHANGES and (function != "compare_set" or answer == arguments[-1]):
@@ -31,12 +57,28 @@ class KeyValue:
 
     def released(self) -> list[tuple[Any, Any]]:
         """The waiters whose keys all exist now, with their answers; they are forgotten."""
-        ready = [token for token, (keys, _) in self.waiting.items() if all(key in self.values for key in keys)]
         answers = []
-        for token in ready:
-            keys, is_get = self.waiting.pop(token)
-            answers.append((token, self.values[keys[0]] if is_get else None))
+        for token, waiter in list(self.waiting.items()):
+            if self._has(waiter.keys):  # asked one by one: a pop may leave the next waiter's queue empty
+                del self.waiting[token]
+                answers.append((token, self._answer(waiter)))
         return answers
+
+    def expire(self, token: Any) -> None:
+        """A wait's time limit is over; it is forgotten."""
+        waiter = self.waiting.pop(token)
+        self.log.append((waiter.rank, EXPIRED, waiter.keys[0], b""))
+
+    def _has(self, keys: list[str]) -> bool:
+        return all(key in self.values or key in self.queues for key in keys)
+
+    def _answer(self, waiter: Waiter) -> Any:
+        if waiter.function == "wait":
+            return True
+        if waiter.function == "get":
+            return self.values[waiter.keys[0]]
+        self.log.append((waiter.rank, "queue_pop", waiter.keys[0], b""))
+        return self._queue_pop(waiter.keys[0])
 
     def apply(self, function: str, key: str, value: bytes) -> None:
         """Apply a logged change of an absent rank."""
@@ -46,7 +88,12 @@ class KeyValue:
             self._append(key, value)
         elif function == "delete_key":
             self._delete_key(key)
-        else:
+        elif function == "queue_push":
+            self._queue_push(key, value)
+        elif function == "queue_pop":
+            if key in self.queues:  # not where the order is not the recorded one
+                self._queue_pop(key)
+        elif function != EXPIRED:
             self.values[key] = value
 
     def _set(self, key: str, value: bytes) -> None:
@@ -67,10 +114,27 @@ class KeyValue:
         return current if current is not None else expected
 
     def _check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
+        return self._has(keys)
 
     def _delete_key(self, key: str) -> bool:
         return self.values.pop(key, None) is not None
 
     def _num_keys(self) -> int:
         return len(self.values)
+
+    def _list_keys(self) -> list[str]:
+        return list(self.values)
+
+    def _queue_push(self, key: str, value: bytes) -> None:
+        self.queues.setdefault(key, deque()).append(value)
+
+    def _queue_pop(self, key: str) -> bytes:
+        """The oldest element; a queue that is empty is none any more."""
+        queue = self.queues[key]
+        value = queue.popleft()
+        if not queue:
+            del self.queues[key]
+        return value
+
+    def _queue_len(self, key: str) -> int:
+        return len(self.queues.get(key, ()))

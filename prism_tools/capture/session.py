@@ -154,13 +154,14 @@ def start(client: Client, spec: Spec) -> Session:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from prism_tools.capture import groups
-    from prism_tools.capture.store import PrismStore
+    from prism_tools.capture.store import PrismStore, serve_prefixes
 
     rank = spec.rank
     SESSION = session = Session(client, rank, spec.sandbox, spec.stop_after, spec.issue_cost)
     session.eager_sends = spec.eager_sends
     groups.install()
     store = PrismStore(client)
+    serve_prefixes()
     rendezvous = sys.modules["torch.distributed.rendezvous"]
     lives = itertools.count()
 

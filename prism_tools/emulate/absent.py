@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from prism_tools.capture.kv import KeyValue
+from prism_tools.capture.kv import EXPIRED, KeyValue
 from prism_tools.graph.model import StoreLog
 
 IGNORED = ("delete_key",)  # a key that an absent rank removes later may still be wanted by a sandbox rank now
@@ -29,6 +29,7 @@ class AbsentChanges:
         self._sandbox = frozenset(sandbox)
         self._store = store
         self._made: Counter[tuple[int, str, str]] = Counter()
+        self._limits = Counter((rank, key) for rank, op, key, _ in self._rows if op == EXPIRED)
         self._next = 0
         self.apply()
 
@@ -36,6 +37,14 @@ class AbsentChanges:
         """A sandbox rank has changed ``key``."""
         self._made[rank, function, key] += 1
         self.apply()
+
+    def expires(self, rank: int, key: str) -> bool:
+        """Whether a sandbox rank's wait for ``key``, which is not there, comes to its time limit, as in the recording."""
+        if not self._limits[rank, key]:
+            return False
+        self._limits[rank, key] -= 1
+        self.made(rank, EXPIRED, key)
+        return True
 
     def apply(self, everything: bool = False) -> None:
         """Apply what is due; ``everything``: also what comes after changes that the sandbox has not made."""

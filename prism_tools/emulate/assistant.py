@@ -89,18 +89,23 @@ class Assistant(Server):
             self.release()
 
     def on_store_wait(self, rank: Rank, peer: wire.Peer) -> None:
+        token, waiter = next((t, w) for t, w in reversed(self.store.waiting.items()) if w.rank == rank.number)
+        if waiter.deadline is not None and self.absent.expires(rank.number, waiter.keys[0]):
+            self.store.expire(token)
+            peer.send(("ok", False))
+            return
         if not self._nobody_runs():
             return
         self.absent.apply(everything=True)
         self.release()
         if self._nobody_runs():
-            key = next(keys[0] for token, (keys, _) in self.store.waiting.items() if token[0] == rank.number)
+            key = next(waiter.keys[0] for waiter in self.store.waiting.values() if waiter.rank == rank.number)
             raise PrismError(
                 f"rank {rank.number} diverged: it waits for store key {key!r}, which nobody set in the recording"
             )
 
     def _nobody_runs(self) -> bool:
-        waiting = {token[0] for token in self.store.waiting}
+        waiting = {waiter.rank for waiter in self.store.waiting.values()}
         return all(other.number in waiting or other.left for other in self.ranks.values())
 
     def _forget(self, match: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prism_tools.capture import ranks, wire
+from prism_tools.capture.kv import CHANGES
 from prism_tools.capture.server import Operation, Rank, Server, process_state, refusal_of
 from prism_tools.graph.schema import P2P, Op, ReduceOrder
 from prism_tools.graph.semantics import ignores_tags
@@ -22,7 +23,11 @@ from prism_tools.tensors.executor import Tensors, execute, unpack
 from prism_tools.tensors.payload import PayloadWriter
 
 STALL_POLL = 0.005  # seconds between two looks at a rank that may be blocked in C++
-POLLS = (("check", False),)  # store calls that a rank may be spinning on: others get a turn before the answer
+POLLS = (
+    ("check", False),
+    ("queue_pop", None),
+    ("queue_len", 0),
+)  # store calls that a rank may be spinning on: others get a turn before the answer
 
 
 @dataclass
@@ -59,6 +64,9 @@ class Coordinator(Server):
         self.shared = Shared()
         self.watching: set[int] = set()  # ranks with an operation that C++ may wait for
         self.stalls = Stalls()
+        self.expired: list[
+            tuple[int, list[str]]
+        ] = []  # waits whose time limit was over since a store changed, or an operation
         self.notices: list[str] = []  # what the user should hear while the recording goes on
 
     # --- turns
@@ -80,7 +88,8 @@ class Coordinator(Server):
                 self._look_for_sleepers()
             tick()
             if self.running() and not (self.turns.any_can_run() or self._anyone_leaving() or self._may_wake()):
-                raise deadlock(self)
+                if not self._expire():
+                    raise deadlock(self)
 
     def _anyone_leaving(self) -> bool:
         return any(not t.rank.gone for t in self.turns.values() if t.state is State.LEFT)
@@ -89,6 +98,17 @@ class Coordinator(Server):
         """Whether a rank that is blocked elsewhere may go on: it only sleeps, or something moves in it."""
         stalled = [turn for turn in self.turns.values() if turn.is_stalled()]
         return any(not self.stalls.is_for_ever(turn.rank.number, turn.rank.pid) for turn in stalled)
+
+    def _expire(self) -> bool:
+        """Time passes only where no rank can run: the first time limit of a store wait is over. Not twice without news."""
+        limits = {token: (w.deadline, w.rank, w.keys) for token, w in self.store.waiting.items() if w.deadline}
+        for token, (_, number, keys) in sorted(limits.items(), key=lambda item: item[1][:2]):
+            if (number, keys) not in self.expired:
+                self.expired.append((number, keys))
+                self.store.expire(token)
+                self.on_store_ready(self.ranks[number], token[2], False)
+                return True
+        return False
 
     def _is_missing(self, number: int) -> bool:
         """Whether the latest waiters need this rank."""
@@ -138,6 +158,7 @@ class Coordinator(Server):
     def on_op(self, rank: Rank, peer: wire.Peer, operation: Operation) -> None:
         turn = self.turns[rank.number]
         turn.last = operation
+        self.expired.clear()
         if operation.has_input:
             essential = is_essential(operation)
             if essential or is_wanted(rank.number, operation, self.cut):
@@ -188,6 +209,8 @@ class Coordinator(Server):
 
     def on_store_answer(self, rank: Rank, peer: wire.Peer, function: str, answer: Any) -> None:
         turn = self.turns[rank.number]
+        if function in CHANGES:
+            self.expired.clear()
         if peer is rank.main and turn.state is State.ACTIVE and (function, answer) in POLLS:
             self.turns.give_way(turn, lambda: peer.send(("ok", answer)))
         else:

@@ -91,9 +91,9 @@ def _call(operation: Operation) -> str:
 def place_of(coordinator: Coordinator, turn: Turn) -> tuple[str, str]:
     """Where a rank waits that waits for no operation of its own: in what, and after which call."""
     site = f"after {turn.last.site}" if turn.last else "before its first operation"
-    for (number, *_), (keys, _) in coordinator.store.waiting.items():
-        if number == turn.rank.number:
-            return f"store key {keys[0]!r}", site
+    for waiter in coordinator.store.waiting.values():
+        if waiter.rank == turn.rank.number:
+            return f"store key {waiter.keys[0]!r}", site
     if turn.rank.watched or turn.asked:
         return "C++ (a Future)", site
     return call_of(turn.rank.pid)[0], site

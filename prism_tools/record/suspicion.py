@@ -175,8 +175,8 @@ def _ring(waiting: dict[int, list[int]]) -> list[int]:
 
 def _key(coordinator: Coordinator, _: dict[int, list[int]]) -> str:
     """A key that nobody set."""
-    for (number, *_rest), (keys, _get) in coordinator.store.waiting.items():
-        missing = [key for key in keys if key not in coordinator.store.values]
+    for waiter in coordinator.store.waiting.values():
+        missing = [key for key in waiter.keys if key not in coordinator.store.values]
         if missing:
-            return f"rank {number} waits for store key {missing[0]!r}, which nobody has set"
+            return f"rank {waiter.rank} waits for store key {missing[0]!r}, which nobody has set"
     return ""

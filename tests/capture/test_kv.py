@@ -45,9 +45,9 @@ def test_waiters_are_released_once_all_their_keys_exist():
     ask(store, "set", "a", b"1")
     assert store.released() == [("getter", b"1")]
     ask(store, "add", "b", 1)
-    assert store.released() == [("waiter", None)]
+    assert store.released() == [("waiter", True)]
     assert store.released() == [] and store.waiting == {}
-    assert ask(store, "wait", ["a", "b"]) is None
+    assert ask(store, "wait", ["a", "b"]) is True
 
 
 def test_the_log_holds_changes_and_gives_the_same_state():
@@ -97,6 +97,15 @@ SCRIPT = [
     ("get", "n"),
     ("delete_key", "new"),
     ("delete_key", "new"),
+    ("queue_push", "q", "one"),
+    ("queue_push", "q", "two"),
+    ("queue_len", "q"),
+    ("check", ["q"]),
+    ("queue_pop", "q", True),
+    ("queue_pop", "q", False),
+    ("queue_len", "q"),
+    ("check", ["q"]),
+    ("list_keys",),
 ]
 
 
@@ -109,3 +118,23 @@ def test_answers_are_those_of_torch(make):
         coded = [a.encode() if isinstance(a, str) and k else a for k, a in enumerate(arguments)]
         expected = getattr(torch_store, function)(*arguments)
         assert ask(store, function, *coded) == expected, (function, arguments)
+
+
+def test_a_queue_gives_each_element_to_one_waiter():
+    store = KeyValue()
+    assert store.call(0, "queue_pop", ("q", False), "impatient") == (True, None)
+    for rank in (1, 2):
+        assert store.call(rank, "queue_pop", ("q", True), f"rank {rank}") == (False, None)
+    ask(store, "queue_push", "q", b"a", rank=3)
+    assert store.released() == [("rank 1", b"a")] and list(store.waiting) == ["rank 2"]
+    ask(store, "queue_push", "q", b"b", rank=3)
+    assert store.released() == [("rank 2", b"b")]
+    assert store.log[1:3] == [(1, "queue_pop", "q", b""), (3, "queue_push", "q", b"b")]
+
+
+def test_a_wait_that_expires_is_in_the_log():
+    store = KeyValue()
+    assert store.call(2, "wait", (["a", "b"], 10**9), "token") == (False, None)
+    assert store.waiting["token"].deadline > 10**9
+    store.expire("token")
+    assert store.waiting == {} and store.log == [(2, "expired", "a", b"")]

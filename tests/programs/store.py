@@ -1,4 +1,4 @@
-"""The default rendezvous store used directly: set, get, add, wait, check, compare_set and a prefix."""
+"""The default rendezvous store used directly: all its operations, a prefix, a clone, and waits with a time limit."""
 
 from datetime import timedelta
 
@@ -36,5 +36,32 @@ check("compare_set", store.compare_set("choice", "other", "second"))
 prefixed = dist.PrefixStore("mine", store)
 prefixed.set(str(rank), "x" * rank)
 check("prefix", prefixed.get(str((rank + 1) % world)))
+
+dist.PrefixStore("queues", store).queue_push(str((rank + 1) % world), f"from {rank}")
+queues = dist.PrefixStore("queues", store.clone())
+check("queue_pop", queues.queue_pop(str(rank)))
+check("queue_len", bytes([queues.queue_len(str(rank))]))
+try:
+    queues.queue_pop(str(rank), False)
+except dist.QueueEmptyError as error:
+    check("empty", str(error).encode())
+
+store.barrier("here", world)
+check("list_keys", " ".join(sorted(prefixed.list_keys())).encode())
+check("num_keys", bytes([store.num_keys() > 9]))
+
+try:
+    store.wait(["never"], timedelta(milliseconds=50))
+except dist.DistStoreError as error:
+    check("expired", str(error).partition(",")[0].encode())
+if rank == world - 1:
+    store.set("late", "here")
+while True:
+    try:
+        store.wait(["late"], timedelta(milliseconds=50))
+        break
+    except dist.DistStoreError:
+        pass
+check("late", store.get("late"))
 dist.barrier()
 dist.destroy_process_group()

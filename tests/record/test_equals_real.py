@@ -62,7 +62,7 @@ def test_every_operation(real, stages):
         ("moe.py", 4, "loss", 4 * 4),
         ("moe.py", 4, "check", 4),
         ("pipeline.py", 4, "loss", 2 * 3),
-        ("store.py", 4, "check", 4 * 5),
+        ("store.py", 4, "check", 4 * 12),
         ("no_marks.py", 4, "check", 4 * 6),
     ],
 )
