@@ -38,9 +38,9 @@ def record(options: argparse.Namespace) -> int:
         mode = tensors_text(options.tensors)
         options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time; payloads: {mode}")
         ranks.preload(warm=True)
+        pace = Pace()
         for rank in range(options.world_size):
             coordinator.launch(spec_of(launch, rank, options.sends == "eager"))
-        pace = Pace()
         try:
             coordinator.run(lambda: show_progress(options, coordinator, pace))
         except PrismError as problem:
@@ -151,7 +151,7 @@ class Pace:
         self._switches = 0
 
     def elapsed(self) -> float:
-        """Seconds since the ranks began."""
+        """Seconds since the first rank was forked."""
         return time.monotonic() - self._begun
 
     def rate(self, switches: int) -> float:

@@ -1,11 +1,13 @@
 """prism-record at scale: the example GPT at 8, 64, 256 and 1,024 ranks on the cores there are; memory of a rank, and time.
 
 time / (CPU / cores) is 1 where no core is ever idle; CPU is that of all ranks and of the coordinator. Sizes for which there is no
-memory are left out, and said.
+memory are left out, and said. A program of nothing but all_reduces of one number tells what starting a rank and a switch cost: its
+longer run has that many more switches, and its shorter one is starting but for its own. Python 3.12 and later shares more memory.
 """
 
 import argparse
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -21,6 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 GPT = ROOT / "share" / "prism" / "examples" / "gpt.py"
 WORLDS = (8, 64, 256, 1024)
 GOAL_MB = 14.0
+PING = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+value = torch.ones(1)
+for _ in range(int(sys.argv[1])):
+    dist.all_reduce(value)
+"""
+SHORT, SWITCHES = 5, 20_000  # all_reduces of the shorter run; switches that the longer one has more
+GOAL_START_MS, GOAL_SWITCH_US = 10.0, 60.0
 SAMPLED = 8  # ranks whose memory is read
 EVERY = 0.5  # seconds between two looks
 ENOUGH = 1 << 30  # bytes that a larger run must leave free
@@ -69,19 +80,51 @@ class Watch(threading.Thread):
             time.sleep(EVERY)
 
 
-def record(folder, world, jobs, steps, tp, pp):
-    """(seconds, CPU seconds, watch) of one recording."""
-    tool = [sys.executable, ROOT / "bin" / "prism-record", "-q", "-n", world, "-j", jobs, "--tensors", "none"]
-    words = [*tool, "-o", folder / "graph.h5", "--", GPT, "--steps", steps, "--tp", tp, "--pp", pp]
+def record(folder, world, jobs, words):
+    """(seconds of the tool, CPU seconds, seconds of the ranks, switches, watch) of one recording."""
+    tool = [sys.executable, ROOT / "bin" / "prism-record", "-v", "-n", world, "-j", jobs, "--tensors", "none"]
+    command = [*tool, "-o", folder / "graph.h5", "--", *words]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    process = subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     watch = Watch(process, world)
     watch.start()
-    if process.wait():
-        raise SystemExit(f"bench: {world} ranks: prism-record ended with status {process.returncode}")
+    said = process.communicate()[1]
+    if process.returncode:
+        raise SystemExit(f"bench: {world} ranks: prism-record ended with status {process.returncode}\n{said}")
     watch.join()
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, watch
+    switches, ranks_time = re.search(r"recorded: ([\d,]+) switches in ([\d.]+) s", said).groups()
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, cpu, float(ranks_time), int(switches.replace(",", "")), watch
+
+
+def gpt(folder, world, jobs, steps):
+    """The private memory of a rank, bytes, and the figures of the example GPT."""
+    name = f"record, GPT tiny, W = {world}"
+    words = [GPT, "--steps", steps, "--tp", 2, "--pp", 2]
+    seconds, cpu, ranks_time, switches, watch = record(folder, world, jobs, words)
+    progress(f"{name}: {seconds:.0f} s")
+    figure(f"{name}: time", seconds, "s")
+    figure(f"{name}: CPU of a rank", cpu / world, "s")
+    figure(f"{name}: time / (CPU / cores)", seconds / (cpu / jobs), "ratio")
+    figure(f"{name}: switches", switches / ranks_time, "1/s")
+    megabytes = watch.rank / 1e6
+    figure(f"{name}: private memory of a rank", megabytes, "MB", GOAL_MB, megabytes <= GOAL_MB)
+    figure(f"{name}: private memory of the coordinator", watch.coordinator / 1e6, "MB")
+    return watch.rank
+
+
+def ping(folder, world, jobs):
+    """What starting a rank and a switch cost."""
+    (folder / "ping.py").write_text(PING)
+    more = max(1, SWITCHES // world)
+    shorter, longer = (record(folder, world, jobs, [folder / "ping.py", calls]) for calls in (SHORT, SHORT + more))
+    switch = (longer[2] - shorter[2]) / (longer[3] - shorter[3])
+    start = (shorter[2] - switch * shorter[3]) / world
+    name = f"record, ping, W = {world}"
+    progress(f"{name}: {shorter[0] + longer[0]:.0f} s")
+    figure(f"{name}: a switch", switch * 1e6, "us", GOAL_SWITCH_US, switch * 1e6 <= GOAL_SWITCH_US)
+    figure(f"{name}: start-up of a rank", start * 1e3, "ms", GOAL_START_MS, start * 1e3 <= GOAL_START_MS)
 
 
 def main():
@@ -93,21 +136,12 @@ def main():
     seen = 0.0
     with tempfile.TemporaryDirectory() as scratch:
         for world in map(int, options.worlds.split(",")):
-            name = f"record, GPT tiny, W = {world}"
             if seen * world > available() - ENOUGH:
-                progress(
-                    f"{name}: left out: {seen * world / 2**30:.1f} GiB are needed, {available() / 2**30:.1f} are free"
-                )
+                needs = f"{seen * world / 2**30:.1f} GiB are needed, {available() / 2**30:.1f} are free"
+                progress(f"record, W = {world}: left out: {needs}")
                 continue
-            seconds, cpu, watch = record(Path(scratch), world, jobs, options.steps, 2, 2)
-            seen = max(seen, watch.rank)
-            progress(f"{name}: {seconds:.0f} s")
-            figure(f"{name}: time", seconds, "s")
-            figure(f"{name}: CPU of a rank", cpu / world, "s")
-            figure(f"{name}: time / (CPU / cores)", seconds / (cpu / jobs), "ratio")
-            megabytes = watch.rank / 1e6
-            figure(f"{name}: private memory of a rank", megabytes, "MB", GOAL_MB, megabytes <= GOAL_MB)
-            figure(f"{name}: private memory of the coordinator", watch.coordinator / 1e6, "MB")
+            seen = max(seen, gpt(Path(scratch), world, jobs, options.steps))
+            ping(Path(scratch), world, jobs)
 
 
 if __name__ == "__main__":
