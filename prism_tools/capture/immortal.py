@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import sys
@@ -38,12 +39,22 @@ def immortalize() -> int:
             continue
         seen.add(address)
         _count_of(thing).value = for_ever
+        _complete(thing)
         if type(thing) is CodeType:  # not the collector's business, so it does not say what it refers to
             ahead += (thing.co_consts, thing.co_names, thing.co_filename, thing.co_name, thing.co_qualname)
             ahead += (thing.co_linetable, thing.co_exceptiontable)
         else:
             ahead += gc.get_referents(thing)
     return len(seen)
+
+
+def _complete(thing: Any) -> None:
+    """Let a thing have what the interpreter would write into it later: a text its hash, a type the number of its version."""
+    if type(thing) in (str, bytes):
+        hash(thing)
+    elif issubclass(type(thing), type):
+        with contextlib.suppress(AttributeError):
+            type.__getattribute__(thing, "no such attribute")
 
 
 def _count_of(thing: Any) -> ctypes.c_uint32:

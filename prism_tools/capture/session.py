@@ -153,13 +153,14 @@ def start(client: Client, spec: Spec) -> Session:
     import torch.distributed.distributed_c10d as c10d
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from prism_tools.capture import groups
+    from prism_tools.capture import groups, spawned
     from prism_tools.capture.store import PrismStore, serve_prefixes
 
     rank = spec.rank
     SESSION = session = Session(client, rank, spec.sandbox, spec.stop_after, spec.issue_cost)
     session.eager_sends = spec.eager_sends
     groups.install()
+    spawned.install(session)
     store = PrismStore(client)
     serve_prefixes()
     rendezvous = sys.modules["torch.distributed.rendezvous"]

@@ -68,8 +68,9 @@ def fold_ring(parts: Tensors, kind: Reduce, factor: float, chunk_of: Chunk) -> t
 def _sums(
     ins: list[Tensors], kind: Reduce, factor: float, order: ReduceOrder, chunk_of: Chunk = ring.all_reduce_chunk
 ) -> Tensors:
-    """The members' lists, reduced tensor by tensor; gloo's ring takes a list as one vector."""
-    if order is ReduceOrder.RANK:
+    """The members' lists, reduced tensor by tensor; gloo's ring takes a list as one vector. Lists of several types are
+    sparse tensors and their places, which gloo gathers, and adds rank by rank."""
+    if order is ReduceOrder.RANK or any(tensor.dtype != ins[0][0].dtype for tensor in ins[0]):
         return [fold([mine[t] for mine in ins], kind, factor) for t in range(len(ins[0]))]
     flat = [mine[0] if len(mine) == 1 else torch.cat(mine) for mine in ins]
     return list(fold_ring(flat, kind, factor, chunk_of).split([tensor.numel() for tensor in ins[0]]))

@@ -87,3 +87,11 @@ def test_contributions_stay_and_a_factor_counts():
     ins = [[torch.tensor([1.0, 2.0, 3.0])] for _ in range(3)]
     assert execute(Op.ALL_REDUCE, ins, Reduce.PREMUL_SUM, -1, 0.5, RING)[1][0].tolist() == [1.5, 3.0, 4.5]
     assert all(mine[0].tolist() == [1.0, 2.0, 3.0] for mine in ins)
+
+
+def test_sparse_sums_have_no_ring():
+    """Values and places, of two types: rank by rank, as without a ring."""
+    ins = [[torch.tensor([1e8, value]), torch.tensor([1, 0], dtype=torch.int32)] for value in (1.0, 2.0, 3.0, -1e8)]
+    totals = execute(Op.ALL_REDUCE, ins, Reduce.SUM, -1, 1.0, RING)[0]
+    assert [total.dtype for total in totals] == [torch.float32, torch.int32]
+    assert [total.tolist() for total in totals] == [[4e8, -99999992.0], [4, 0]]  # floats near 1e8 are 8 apart
