@@ -40,7 +40,7 @@ PR_SET_PDEATHSIG = 1
 @dataclass
 class Spec:
     """What a rank process runs. ``output``: descriptor that becomes its stdout, or -1 to keep ours; ``body``: run this
-    function instead of the program ``argv``; ``issue_cost``, ``eager_sends``: see capture/session.py."""
+    function instead of the program ``argv``; ``device``: of Launch; ``issue_cost``, ``eager_sends``: see capture/session.py."""
 
     argv: list[str]
     cwd: str
@@ -58,6 +58,7 @@ class Spec:
     body: Callable[[], None] | None = None
     issue_cost: dict[int, int] | None = None
     eager_sends: bool = False
+    device: str = "cpu"
 
 
 def threads_of_a_rank() -> None:
