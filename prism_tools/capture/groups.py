@@ -25,13 +25,9 @@ if TYPE_CHECKING:
     from prism_tools.capture.live import Coalescing
 
 RealGloo = c10d.ProcessGroupGloo
-_kept: list[Any] = []
-
-
-def keep(group: Any) -> None:
-    """Real groups live as long as the process: torch destroys them holding the interpreter's lock, and their destructor
-    joins threads that may wait for that lock."""
-    _kept.append(group)
+# Real groups live as long as the process: torch destroys them holding the interpreter's lock, and their destructor joins
+# threads that may wait for that lock.
+kept: list[Any] = []
 
 
 class AbsentBackend:
@@ -78,7 +74,7 @@ class GlooName(metaclass=_GlooMeta):
         if active.SESSION.is_remote(active.SESSION.pending_ranks):
             return AbsentBackend()
         group = RealGloo(store, rank, size, *args, **kwargs)
-        keep(group)
+        kept.append(group)
         return group
 
 

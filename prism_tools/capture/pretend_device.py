@@ -58,7 +58,9 @@ def told(device: torch.device) -> torch.device:
 def properties(device: Any = None) -> SimpleNamespace:
     """What programs read of torch.cuda.get_device_properties."""
     major, minor = CAPABILITY
-    return SimpleNamespace(name=NAME, major=major, minor=minor, total_memory=MEMORY, multi_processor_count=108, warp_size=32)
+    return SimpleNamespace(
+        name=NAME, major=major, minor=minor, total_memory=MEMORY, multi_processor_count=108, warp_size=32
+    )
 
 
 class DeviceBlock:

@@ -7,12 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 import torch.distributed.constants as constants
+import torch.distributed.distributed_c10d as c10d
 
-from prism_tools.capture import groups
 from prism_tools.capture import session as active
-from prism_tools.capture.groups import AbsentBackend, GlooName, RealGloo, TracedGroup
+from prism_tools.capture.groups import AbsentBackend, GlooName, RealGloo, TracedGroup, kept
 from prism_tools.capture.pretend_device import on_cpu
 
 
@@ -45,7 +44,7 @@ class NcclName(metaclass=_NcclMeta):
             return AbsentBackend("nccl")
         limit = timeout or getattr(options, "_timeout", constants.default_pg_timeout)
         group = _RealNccl(store, rank, size, timeout=limit)
-        groups.keep(group)
+        kept.append(group)
         return group
 
 

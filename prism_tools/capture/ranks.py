@@ -79,7 +79,7 @@ def preload(warm: bool = False) -> None:
     torch.set_num_threads(1)
     for name in PRELOAD:
         importlib.import_module(name)
-    importlib.import_module("prism_tools.capture.groups")
+    importlib.import_module("prism_tools.capture.pretend_cuda")  # and all of capture
     if warm:
         importlib.import_module("prism_tools.capture.warm").warm_up()
     gc.collect()
