@@ -65,6 +65,7 @@ class _GlooMeta(type):
 class GlooName(metaclass=_GlooMeta):
     """Stands for ``ProcessGroupGloo``: the real one for groups wholly in this sandbox, else nothing that connects."""
 
+    name: Callable[[], str]  # of what passes for an instance
     Options = getattr(RealGloo, "Options", None)
     _Options = getattr(RealGloo, "_Options", None)
     create_device = staticmethod(RealGloo.create_device)

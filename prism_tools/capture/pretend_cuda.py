@@ -31,6 +31,7 @@ from prism_tools.capture.pretend_device import (
     current_device,
     current_stream,
     device_count,
+    is_child,
     on_cpu,
     properties,
     set_device,
@@ -109,6 +110,42 @@ ACCELERATOR = {
     "current_accelerator": lambda *_, **__: torch.device("cuda"),
     "empty_cache": _answer(None),
 }
+
+
+_T = torch._C.TensorBase
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """To a CUDA device: the tensor itself. To the CPU by name: a copy, which later changes on the device do not reach."""
+    target = kwargs.get("device", args[0] if args else None)
+    if isinstance(target, (str, torch.device)) and torch.device(target).type == "cpu" and not is_child():
+        kwargs["copy"] = True
+    if "device" in kwargs:
+        kwargs["device"] = _asked(target)
+    elif args:
+        args = (_asked(target), *args[1:])
+    return _T.to(tensor, *args, **kwargs)
+
+
+def _type(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if dtype is None:  # the mode, which C asks, comes back here: that answer has the word already
+        return _T.type(tensor).replace("torch.cuda.", "torch.").replace("torch.", "torch.cuda.")
+    return _T.type(tensor, dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype, *args, **kwargs)
+
+
+# By name, because the mode is off while torch's own code runs, and with it hooks of the program, such as of saved tensors.
+TENSOR = {
+    "to": _to,
+    "type": _type,
+    "cpu": lambda tensor, *_, **__: _to(tensor, CPU),
+    "cuda": lambda tensor, *_, **__: tensor,
+    "pin_memory": lambda tensor, *_, **__: tensor,
+    "record_stream": _answer(None),
+    "get_device": lambda tensor: tensor.device.index,
+    "device": property(lambda tensor: told(_T.device.__get__(tensor))),
+    "is_cuda": property(lambda tensor: told(_T.device.__get__(tensor)).type == "cuda"),
+    "is_cpu": property(lambda tensor: told(_T.device.__get__(tensor)).type == "cpu"),
+}
 TABLES = {
     "cuda": CUDA,
     "cuda.random": RANDOM,
@@ -117,8 +154,12 @@ TABLES = {
     "cuda.nvtx": _each("range_push range_pop range_start range_end mark", _answer(0)),
     "cuda.nccl": {"version": _answer((2, 28, 9)), "is_available": _answer(True)},
     "accelerator": ACCELERATOR,
+    "distributed.tensor._random": {"is_rng_supported_mesh": _answer(False)},  # whose states are of CUDA's generators
+    "distributed.tensor._dispatch": {"is_rng_supported_mesh": _answer(False)},
+    "version": {"cuda": torch.version.cuda or "13.0"},
     "": {"Stream": Stream, "Event": Event, "Generator": GeneratorName},
-    "Tensor": {"record_stream": _answer(None)},  # the parser of its arguments knows real streams only
+    "Tensor": TENSOR,
+    "backends.cudnn": {"is_acceptable": _answer(False)},
     "_C": {"_get_accelerator": _answer(torch.device("cuda"))},
 }
 # Functions of torch that are told a device, but no tensor.
@@ -132,12 +173,11 @@ TAKE_DEVICE = (
 
 
 class CudaOnCpu(TorchFunctionMode):
-    """Every function of torch, as the program should see it."""
+    """In front of every function of torch: a CUDA device among its arguments is the CPU."""
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        known = METHODS.get(function)
-        if known is not None:
-            return known(*args, **(kwargs or {}))
+        if function is torch.device:
+            return torch.device(*(("cuda", *args) if args and type(args[0]) is int else args), **(kwargs or {}))
         if kwargs:
             kwargs = dict(kwargs)
             if "device" in kwargs:
@@ -150,39 +190,6 @@ def _asked(device: Any) -> Any:
     return CPU if type(device) is int else on_cpu(device)
 
 
-def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """To a CUDA device: the tensor itself. To the CPU by name: a copy, which later changes on the device do not reach."""
-    target = kwargs.get("device", args[0] if args else None)
-    if isinstance(target, (str, torch.device)) and torch.device(target).type == "cpu":
-        kwargs["copy"] = True
-    if "device" in kwargs:
-        kwargs["device"] = _asked(target)
-    elif args:
-        args = (_asked(target), *args[1:])
-    return tensor.to(*args, **kwargs)
-
-
-def _type(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-    if dtype is None:
-        return tensor.type().replace("torch.", "torch.cuda.", 1)
-    return tensor.type(dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype, *args, **kwargs)
-
-
-_T = torch.Tensor
-METHODS: dict[Any, Callable[..., Any]] = {
-    torch.device: lambda *args, **kwargs: torch.device(*(("cuda", *args) if type(args[0]) is int else args), **kwargs),
-    _T.to: _to,
-    _T.type: _type,
-    _T.cpu: lambda tensor, *_, **__: tensor.to(CPU, copy=True),
-    _T.cuda: lambda tensor, *_, **__: tensor,
-    _T.pin_memory: lambda tensor, *_, **__: tensor,
-    _T.get_device: lambda tensor: current_device(),
-    _T.device.__get__: lambda tensor, *_: told(tensor.device),
-    _T.is_cuda.__get__: lambda tensor, *_: tensor.is_cpu,
-    _T.is_cpu.__get__: lambda tensor, *_: False,
-}
-
-
 def install() -> None:
     """Before the user's program, and for good: torch.cuda, the mode in this and all later threads, and the backend "nccl"."""
     for path, table in TABLES.items():
@@ -193,15 +200,20 @@ def install() -> None:
         setattr(torch, name, _redirected(getattr(torch, name)))
     _install_autocast()
     torch.compiler.set_stance("force_eager")  # code for a device is not what a CPU would run, nor what a graph holds
-    begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-
-    def begin_in_mode(self: threading.Thread) -> None:
-        with CudaOnCpu():
-            begin(self)
-
-    threading.Thread._bootstrap_inner = begin_in_mode  # type: ignore[attr-defined]
+    threading.Thread._bootstrap_inner = _in_mode(threading.Thread._bootstrap_inner)  # type: ignore[attr-defined]
+    # A mode is off while it answers, so in Tensor.backward, but hooks and backward functions are the program's.
+    torch.autograd._engine_run_backward = _in_mode(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
     pretend_nccl.install()
     CudaOnCpu().__enter__()
+
+
+def _in_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with CudaOnCpu():
+            return function(*args, **kwargs)
+
+    return run
 
 
 def _redirected(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ CAPABILITY = (8, 0)  # an A100's: newer ones let programs choose 8-bit floats, a
 MEMORY = 80 << 30  # bytes
 
 _place = threading.local()  # of this thread: ``device`` (an index), ``stream``
+_home: int | None = None  # the device that the program chose for this rank
 
 
 def device_count() -> int:
@@ -29,10 +30,11 @@ def current_device() -> int:
 
 def set_device(device: Any) -> None:
     """RuntimeError if there is no such device, as CUDA's."""
+    global _home
     index = index_of(device)
     if index >= device_count():
         raise RuntimeError(f"CUDA error: invalid device ordinal (prism: {index} of {device_count()} pretended devices)")
-    _place.device = index
+    _place.device = _home = index
 
 
 def index_of(device: Any = None) -> int:
@@ -50,9 +52,16 @@ def on_cpu(device: Any) -> Any:
     return "cpu" if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")) else device
 
 
+def is_child() -> bool:
+    """Whether this is a child that the rank forked, such as a loader's worker, which could use no CUDA: its tensors say so."""
+    return os.getpid() != os.getpgid(0)
+
+
 def told(device: torch.device) -> torch.device:
-    """What a program is told about the device of a tensor that is on ``device``."""
-    return torch.device("cuda", current_device()) if device.type == "cpu" else device
+    """What a program is told about the device of a tensor that is on ``device``: the rank's one, in all threads."""
+    if device.type != "cpu" or is_child():
+        return device
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if _home is None else _home)
 
 
 def properties(device: Any = None) -> SimpleNamespace:

@@ -14,8 +14,10 @@ from prism_tools.capture import session as active
 from prism_tools.capture.groups import AbsentBackend, GlooName, RealGloo, TracedGroup, kept
 from prism_tools.capture.pretend_device import on_cpu
 
+TIMEOUT = timedelta(minutes=10)  # NCCL's
 
-class _RealNccl(RealGloo):
+
+class _RealNccl(RealGloo):  # type: ignore[valid-type,misc]
     """Gloo, under the name of what it stands for."""
 
     def name(self) -> str:
@@ -37,12 +39,12 @@ class NcclName(metaclass=_NcclMeta):
             super().__init__()
             self.is_high_priority_stream = is_high_priority_stream
             self.config = type("NCCLConfig", (), {})()
-            self._timeout = constants.default_pg_timeout
+            self._timeout = TIMEOUT
 
     def __new__(cls, store: Any, rank: int, size: int, options: Any = None, timeout: timedelta | None = None) -> Any:
         if active.SESSION.is_remote(active.SESSION.pending_ranks):
             return AbsentBackend("nccl")
-        limit = timeout or getattr(options, "_timeout", constants.default_pg_timeout)
+        limit = timeout or getattr(options, "_timeout", TIMEOUT)
         group = _RealNccl(store, rank, size, timeout=limit)
         kept.append(group)
         return group
@@ -69,9 +71,9 @@ def install() -> None:
     c10d.BackendConfig.__init__ = configure_for_cpu  # type: ignore[method-assign]
     c10d._NCCL_AVAILABLE = True
     c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = NcclName  # type: ignore[misc,assignment]
-    constants.default_pg_nccl_timeout = c10d.default_pg_nccl_timeout = timedelta(minutes=10)
+    constants.default_pg_nccl_timeout = c10d.default_pg_nccl_timeout = TIMEOUT
     backend_of = TracedGroup._get_backend
     TracedGroup._get_backend = lambda self, device: backend_of(self, on_cpu(device))  # type: ignore[method-assign]
-    TracedGroup.bound_device_id = None  # type: ignore[assignment,method-assign] # bound to nothing that is there
+    TracedGroup.bound_device_id = None  # type: ignore[assignment,method-assign] # told back; a real group would look for the device
     for name in ("send", "recv"):
         setattr(TracedGroup, name, _untagged(getattr(TracedGroup, name)))

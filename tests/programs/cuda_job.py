@@ -10,8 +10,11 @@ import threading
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 CUDA = sys.argv[1:] != ["cpu"]
 place = int(os.environ["LOCAL_RANK"])
@@ -117,6 +120,15 @@ if CUDA:
     thread.start()
     thread.join()
     assert made == ["cuda"] and torch.compile(lambda t: t + 1)(message).equal(message + 1)
+    leaf = torch.ones(2, device=device, requires_grad=True)
+    leaf.register_hook(lambda gradient: gradient + torch.ones(2, device="cuda"))
+    leaf.sum().backward()
+    assert leaf.grad.tolist() == [2, 2]
+    loader = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4, num_workers=1, pin_memory=True)
+    assert [float(numbers.cuda().sum()) for (numbers,) in loader] == [6, 22]
+    shards = fully_shard(nn.Linear(8, 8).to("cuda"), mesh=init_device_mesh("cuda", (world,)))
+    shards(torch.ones(2, 8, device="cuda")).sum().backward()
+    assert all(weight.grad.to_local().is_cuda for weight in shards.parameters())
     with torch.cuda.nvtx.range("here"), torch.cuda.device(0):
         assert torch.cuda.get_device_capability() >= (8, 0) and torch.cuda.memory_allocated() == 0
     assert torch.cuda.get_device_properties(device).total_memory > 0 and torch.accelerator.is_available()
