@@ -14,7 +14,7 @@ from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Graph
 from prism_tools.graph.names import callsite_text, ranks_text
-from prism_tools.graph.schema import UNKNOWN, Source
+from prism_tools.graph.schema import PRETEND_CUDA, UNKNOWN, Source
 
 LABEL = 18  # width of the first column
 SHOWN = 3  # ranks spelt out in the memory line
@@ -60,6 +60,8 @@ def _dimensions(graph: Graph) -> list[tuple[str, int]]:
 def _state(graph: Graph) -> list[str]:
     """What is there while there are no times yet, and what is wrong with the file."""
     lines = []
+    if graph.launch.device == PRETEND_CUDA:
+        lines.append(_line("devices", "CUDA pretended on CPUs: no times, memory or overlap of a GPU are known"))
     if not graph.complete:
         lines.append(_line("incomplete", "the recording stopped early; only what happened before is here"))
     if graph.timeline is not None:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from prism_tools.capture.live import Coalescing
 
 RealGloo = c10d.ProcessGroupGloo
-_kept: list[
-    Any
-] = []  # real groups live as long as the process: torch destroys them holding the interpreter's lock, and
-# their destructor joins threads that may wait for that lock
+# Real groups live as long as the process: torch destroys them holding the interpreter's lock, and their destructor joins
+# threads that may wait for that lock.
+kept: list[Any] = []
 
 
 class AbsentBackend:
-    """What Python callers see of the backend of a group that a server plays: the facts about gloo that they branch on."""
+    """What Python callers see of the backend of a group that a server plays: the facts about gloo that they branch on.
+    ``name``: "gloo", or the backend that is pretended."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -46,11 +46,12 @@ class AbsentBackend:
             self.global_ranks_in_group: list[int] = []
             self.group_name = ""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "gloo") -> None:
         self.options = self.Options()
+        self._name = name
 
     def name(self) -> str:
-        return "gloo"
+        return self._name
 
     def _set_sequence_number_for_group(self) -> None:
         """Nothing to agree on: the server numbers operations."""
@@ -64,6 +65,7 @@ class _GlooMeta(type):
 class GlooName(metaclass=_GlooMeta):
     """Stands for ``ProcessGroupGloo``: the real one for groups wholly in this sandbox, else nothing that connects."""
 
+    name: Callable[[], str]  # of what passes for an instance
     Options = getattr(RealGloo, "Options", None)
     _Options = getattr(RealGloo, "_Options", None)
     create_device = staticmethod(RealGloo.create_device)
@@ -73,7 +75,7 @@ class GlooName(metaclass=_GlooMeta):
         if active.SESSION.is_remote(active.SESSION.pending_ranks):
             return AbsentBackend()
         group = RealGloo(store, rank, size, *args, **kwargs)
-        _kept.append(group)
+        kept.append(group)
         return group
 
 
@@ -91,6 +93,7 @@ class TracedGroup(ProcessGroup):
         self.played = self._session.is_remote(self._ranks)
         self._inner = None if self.played else ProcessGroup(store, rank, size)
         self._absent = AbsentBackend()
+        self.backend_name = "gloo"
         self._devices: list[torch.device] = []
         self._label = ""
         self._description = ""
@@ -100,8 +103,9 @@ class TracedGroup(ProcessGroup):
         self._coalescing: Coalescing | None = None
         self._on_device = False  # all its operations run on a device
 
-    def slot(self, backend: str = "gloo") -> int:
+    def slot(self, backend: str = "") -> int:
         """This group's number in the rank's own list, one for each backend; registered on first use."""
+        backend = backend or self.backend_name
         slot = self._slots.get(backend, -1)
         if slot < 0:
             slot = self._slots[backend] = self._session.register(self._label, self._description, backend, self._ranks)
@@ -122,6 +126,8 @@ class TracedGroup(ProcessGroup):
 
     def _register_backend(self, device: Any, kind: Any, backend: Any) -> None:
         self._devices.append(torch.device(device))
+        if isinstance(backend, GlooName):
+            self.backend_name = backend.name()
         if self._inner is not None:
             ProcessGroup._register_backend(self, device, kind, backend)
             self._inner._register_backend(device, kind, backend)
@@ -180,7 +186,7 @@ class TracedGroup(ProcessGroup):
         return "prism" if self._inner is None else self._inner.name()
 
     def name(self) -> str:
-        return "gloo" if self._inner is None else self._inner.name()
+        return self.backend_name if self._inner is None else self._inner.name()
 
     _get_backend_name = name
 
@@ -208,7 +214,7 @@ class TracedGroup(ProcessGroup):
 
     def _start_coalescing(self, device: Any = None) -> None:
         if self._inner is None:
-            raise RuntimeError("Backend gloo does not implement startCoalescing")
+            raise RuntimeError(f"Backend {self.backend_name} does not implement startCoalescing")
         if self._session.tracing and device is not None and torch.device(device).type == "cuda":
             self._coalescing = self._session.begin_coalescing()
         self._inner._start_coalescing(device)
@@ -290,7 +296,7 @@ def _traced(name: str) -> Any:
             session.tracer.handed_over(node, call.op, monotonic_ns(), True)
             return work
         real = getattr(self._inner, name)
-        device = device_of(call)
+        device = "cpu" if session.pretends else device_of(call)
         slot = self.slot(self.backend_of(device))
         if device == "cuda" and self._backends[device] != "gloo":
             return session.on_device(self._coalescing, call, slot, called, real, args, kwargs)

@@ -40,7 +40,7 @@ PR_SET_PDEATHSIG = 1
 @dataclass
 class Spec:
     """What a rank process runs. ``output``: descriptor that becomes its stdout, or -1 to keep ours; ``body``: run this
-    function instead of the program ``argv``; ``issue_cost``, ``eager_sends``: see capture/session.py."""
+    function instead of the program ``argv``; ``device``: of Launch; ``issue_cost``, ``eager_sends``: see capture/session.py."""
 
     argv: list[str]
     cwd: str
@@ -58,6 +58,7 @@ class Spec:
     body: Callable[[], None] | None = None
     issue_cost: dict[int, int] | None = None
     eager_sends: bool = False
+    device: str = "cpu"
 
 
 def threads_of_a_rank() -> None:
@@ -78,7 +79,7 @@ def preload(warm: bool = False) -> None:
     torch.set_num_threads(1)
     for name in PRELOAD:
         importlib.import_module(name)
-    importlib.import_module("prism_tools.capture.groups")
+    importlib.import_module("prism_tools.capture.pretend_cuda")  # and all of capture
     if warm:
         importlib.import_module("prism_tools.capture.warm").warm_up()
     gc.collect()

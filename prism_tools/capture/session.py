@@ -16,7 +16,7 @@ from prism_tools.capture.calls import Call
 from prism_tools.capture.client import Client
 from prism_tools.capture.trace import Tracer
 from prism_tools.capture.work import RemoteWork
-from prism_tools.graph.schema import Op
+from prism_tools.graph.schema import PRETEND_CUDA, Op
 
 if TYPE_CHECKING:
     from prism_tools.capture.ranks import Spec
@@ -36,6 +36,7 @@ class Session:
     announces_groups = True
     callbacks_wait = True  # a slice does what was recorded, where futures are complete when their callbacks are added
     device = None
+    pretends = False  # tensors say that they are on CUDA devices: they are the CPU's
     eager_sends = False  # the server buffers sends: nobody waits for them
 
     def __init__(
@@ -161,6 +162,11 @@ def start(client: Client, spec: Spec) -> Session:
     session.eager_sends = spec.eager_sends
     groups.install()
     spawned.install(session)
+    if spec.device == PRETEND_CUDA:
+        from prism_tools.capture import pretend_cuda
+
+        session.pretends = True
+        pretend_cuda.install()
     store = PrismStore(client)
     serve_prefixes()
     rendezvous = sys.modules["torch.distributed.rendezvous"]

@@ -74,6 +74,11 @@ def get_parser() -> common.Parser:
         default="eager",
         help="a send ends at once, or waits until its receive is posted (default: eager)",
     )
+    add(
+        "--pretend-cuda",
+        action="store_true",
+        help="programs that need CUDA and NCCL run on CPUs: their structure, with nothing of a GPU's times or memory",
+    )
     _add_payloads(add)
     common.add_command(parser, recorded=False)
     return parser
@@ -112,6 +117,8 @@ def _record(options: argparse.Namespace) -> int:
         )
     if options.live and (options.reduce_order, options.sends) != ("rank", "eager"):
         raise PrismError("--live: the real backends add and send; leave --reduce-order, --sends out", status=2)
+    if options.live and options.pretend_cuda:
+        raise PrismError("--live: the command runs on the devices that there are; leave --pretend-cuda out", status=2)
     if not options.live:
         options.world_size = common.setting(options.world_size, "PRISM_WORLD_SIZE")
         if options.world_size is None:

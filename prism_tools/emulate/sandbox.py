@@ -112,6 +112,7 @@ def spec_of(graph: Graph, rank: int, sandbox: list[int], output: int, issue_cost
         announce=False,
         output=output,
         issue_cost=issue_cost,
+        device=launch.device,
     )
 
 

@@ -13,6 +13,8 @@ EPILOGUE = -2
 
 UNKNOWN = -1  # a time, size or rank that nobody knows
 
+PRETEND_CUDA = "pretend-cuda"  # the launch's device where programs for CUDA ran on CPUs (capture/pretend_cuda.py)
+
 
 class Kind(IntEnum):
     """What a node is (P§5.1: compute spans and communication events; marks carry no time of their own)."""

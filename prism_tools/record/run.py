@@ -18,7 +18,7 @@ from prism_tools.errors import PrismError
 from prism_tools.graph import file, provenance
 from prism_tools.graph.model import Graph, Launch, Payload
 from prism_tools.graph.names import ranks_text
-from prism_tools.graph.schema import EPILOGUE, PROLOGUE, UNKNOWN, ReduceOrder
+from prism_tools.graph.schema import EPILOGUE, PRETEND_CUDA, PROLOGUE, UNKNOWN, ReduceOrder
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
@@ -96,7 +96,7 @@ def describe(options: argparse.Namespace, hash_seed: int) -> Launch:
         env=allowed_environment(),
         python=sys.executable,
         nproc_per_node=options.nproc_per_node,
-        device="cpu",
+        device=PRETEND_CUDA if options.pretend_cuda else "cpu",
         backend="gloo",
         hash_seed=hash_seed,
         entropy=entropy,
@@ -122,6 +122,7 @@ def spec_of(launch: Launch, rank: int, eager_sends: bool) -> ranks.Spec:
         stop_after=launch.stop_after,
         announce=True,
         eager_sends=eager_sends,
+        device=launch.device,
     )
 
 

@@ -37,6 +37,13 @@ def test_a_bare_graph_has_no_times():
     ]
 
 
+def test_pretended_devices_are_told():
+    graph = bare()
+    graph.launch.device = "pretend-cuda"
+    line = "devices             CUDA pretended on CPUs: no times, memory or overlap of a GPU are known"
+    assert summary(graph).splitlines()[1] == line
+
+
 def test_balanced_ranks_have_no_slowest_member():
     text = summary(calibrated(late=0))
     assert "slowest" not in text and "waiting" not in text

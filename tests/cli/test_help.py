@@ -12,7 +12,7 @@ HEAVY = ["torch", "h5py", "numba", "mpi4py", "matplotlib", "numpy"]
 SHARED = "--quiet --verbose --version"
 OPTIONS = {
     "record": "--world-size --jobs --output --live --nproc-per-node --warmup --iterations --reduce-order --sends "
-    "--tensors --tensor-budget",
+    "--pretend-cuda --tensors --tensor-budget",
     "slice": "",
     "slice run": "file --size --output --ranks --repeat --no-probe --trust",
     "slice plan": "file --size",
@@ -119,6 +119,10 @@ def usage_error(capsys, tool, *argv):
         (
             ["record", "--live", "-n", "2", "-o", "a.h5", "--", "torchrun", "t.py"],
             "prism-record: --live: the command says how many ranks there are; leave -n, -j, --nproc-per-node out\n",
+        ),
+        (
+            ["record", "--live", "--pretend-cuda", "-o", "a.h5", "--", "torchrun", "t.py"],
+            "prism-record: --live: the command runs on the devices that there are; leave --pretend-cuda out\n",
         ),
         (
             ["record", "-n", "0", "-o", "a"],
