@@ -40,5 +40,6 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     for launcher, names in LAUNCHERS.items():
         values = [environ.get(name, "") for name in names]
         if all(value.isdecimal() for value in values):
-            return Placement(launcher, *map(int, values), node, int(attempt) if attempt.isdecimal() else 0)
+            rank, world, local_rank = map(int, values)
+            return Placement(launcher, rank, world, local_rank, node, int(attempt) if attempt.isdecimal() else 0)
     return Placement(node=node)

@@ -61,6 +61,10 @@ def missing() -> str:
     """Why there can be no Slurm here, after apt was tried; "" if there can."""
     if os.geteuid():
         return "a Slurm of one's own needs root"
+    try:
+        socket.gethostbyname(_host())
+    except OSError:
+        return f"the host name {_host()} has no address; /etc/hosts should give it one"
     if not _absent():
         return ""
     if shutil.which("apt-get") is None:
@@ -73,6 +77,10 @@ def missing() -> str:
             wanted = ["apt-get", "-qq", "install", "-y", "--no-install-recommends", *PACKAGES]
             subprocess.run(wanted, **quiet)  # type: ignore[call-overload]
     return f"apt-get did not install {', '.join(_absent())}" if _absent() else ""
+
+
+def _host() -> str:
+    return socket.gethostname().partition(".")[0]
 
 
 def _absent() -> list[str]:
@@ -169,7 +177,7 @@ class MiniSlurm:
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)
         (self.folder / "state").mkdir()
-        host = socket.gethostname().partition(".")[0]
+        host = _host()
         address = socket.gethostbyname(host)
         first, *ports = _free_ports(address, len(self.nodes) + 1)
         text = CONF.format(host=host, address=address, port=first, folder=self.folder)
