@@ -26,7 +26,7 @@ ENVIRONMENT = {"SLURM_ARRAY_TASK_ID": "the slice that run measures, without --in
 
 def get_parser() -> common.Parser:
     """The command line of prism-slice."""
-    usage = "[run|plan|merge|probe|invariance] [options] [FILE ...] [-- [-m] program [arg ...]]"
+    usage = "[run|plan|merge|probe|invariance] [options] [FILE] [-- [-m] program [arg ...]]"
     parser = common.new_parser("prism-slice", usage, DESCRIPTION, EXAMPLES, {**ENVIRONMENT, **common.SPOOL})
     subparsers = parser.add_subparsers(title="subcommands", prog="prism-slice", metavar="SUBCOMMAND", required=True)
     program = "[-- [-m] program [argument ...]]"
