@@ -1,13 +1,15 @@
-"""A real Slurm of several nodes on this machine, all of it in one folder; daemons are children and die with this process."""
+"""A real Slurm of several nodes on this machine, all of it in one folder; nothing of it outlives its owner, however that ends."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import uuid
 from pathlib import Path
@@ -84,7 +86,16 @@ def _host() -> str:
 
 
 def _absent() -> list[str]:
-    return [name for name in (*DAEMONS, "srun", "sbatch", "setpriv") if shutil.which(name) is None]
+    return [name for name in (*DAEMONS, "srun", "sbatch") if shutil.which(name) is None]
+
+
+def reap(mark: str) -> None:
+    """Wait until standard input ends, as it does when the owner is killed; then kill all that carries ``mark``."""
+    sys.stdin.read()
+    while left := marked(mark):
+        for line in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), signal.SIGKILL)
 
 
 class MiniSlurm:
@@ -98,6 +109,13 @@ class MiniSlurm:
         self.daemons: dict[str, subprocess.Popen] = {}
 
     def __enter__(self) -> MiniSlurm:
+        self.reaper = subprocess.Popen(
+            [sys.executable, "-c", f"from tests.cluster.mini import reap; reap({self.mark!r})"],
+            env=environment(),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
         try:
             self._configure()
             key, pipe = self.folder / "munge.key", self.folder / "munge.socket"
@@ -123,12 +141,7 @@ class MiniSlurm:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        for line in marked(self.mark):  # steps that outlived their node
-            try:
-                os.kill(int(line.split()[0]), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        until(lambda: not marked(self.mark))
+        self.reaper.communicate(timeout=20)  # closes its input: steps that outlived their node
 
     def start_node(self, node: str) -> None:
         """Start (again) the daemon of a node."""
@@ -164,7 +177,7 @@ class MiniSlurm:
         output = open(self.folder / f"{name}.out", "ab")
         with output:
             self.daemons[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", program or name, *map(str, argv)],
+                [program or name, *map(str, argv)],
                 env=self.variables(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

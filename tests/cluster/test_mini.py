@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.mini import MiniSlurm
-from tests.tools import MARK, ROOT, environment, marked, until
+from tests.tools import ROOT, environment, marked, until
 
 
 def test_its_nodes_are_idle_and_run_steps(slurm):
@@ -40,24 +40,22 @@ def test_nothing_is_left_when_it_stops(slurm, tmp_path):
 
 
 OWNER = """
-import signal, sys
+import signal, subprocess, sys
 from pathlib import Path
 from tests.cluster.mini import MiniSlurm
 with MiniSlurm(Path(sys.argv[1]), nodes=2) as cluster:
-    print("ready", flush=True)
+    print(cluster.mark, flush=True)
+    subprocess.Popen(["srun", "sh", "-c", "echo here; sleep 100"], env=cluster.variables())
     signal.pause()
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_its_owner_is_ended(slurm, tmp_path, number):
-    mark = {MARK: f"owner-{number}-{os.getpid()}"}
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, tmp_path], env=environment(**mark), cwd=ROOT, stdout=subprocess.PIPE
-    )
-    assert owner.stdout.readline() == b"ready\n"
-    daemons = [int(path.read_text()) for path in tmp_path.glob("slurm*.pid")]
-    assert len(daemons) == 3
-    owner.send_signal(number)
-    owner.wait(timeout=20)
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in daemons))
+    argv = [sys.executable, "-c", OWNER, tmp_path]
+    with subprocess.Popen(argv, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
+        mark = owner.stdout.readline().strip()
+        assert owner.stdout.readline() == "here\n" and len(marked(mark)) > 6
+        owner.send_signal(number)
+        assert owner.wait(timeout=20) == -number
+        until(lambda: not marked(mark))
