@@ -37,7 +37,8 @@ def get_parser() -> common.Parser:
     which.add_argument(
         "--ranks", metavar="RANKS", type=common.parse_ranks, help="only the slices that hold these ranks"
     )
-    which.add_argument("--index", metavar="I", type=common.natural, help="only slice I of the plan, counted from 0")
+    help_ = "only slice I of the plan, counted from 0 (default: $SLURM_ARRAY_TASK_ID in an array job)"
+    which.add_argument("--index", metavar="I", type=common.natural, help=help_)
     run.add_argument("--repeat", metavar="R", type=common.positive, default=1, help="runs of each slice (default: 1)")
     run.add_argument("--no-probe", action="store_true", help="do not measure the crossing operations alone")
     common.add_command(run)

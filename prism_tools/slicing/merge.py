@@ -25,8 +25,8 @@ def merge(parts: Sequence[tuple[str, Graph]]) -> tuple[str, Graph]:
     The same in whatever order the parts come. PrismError: a part that is not sliced, of another program, or there twice.
     """
     for file, graph in parts:
-        if graph.stage != "sliced" or graph.timing is None:
-            raise PrismError(f"{file}: its stage is {graph.stage}; merge sliced graphs")
+        if graph.stage != "sliced" or graph.timing is None or not len(graph.timing.rank):
+            raise PrismError(f"{file}: stage {graph.stage}, no slices to merge; give what prism-slice run wrote")
     (first_file, first), *rest = sorted(parts, key=lambda part: _first_run(part[1]))
     bare = to_tree(first)
     shared = len(_recording(first))

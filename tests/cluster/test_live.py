@@ -1,6 +1,5 @@
 """prism-record --live around real launchers: srun over several nodes, mpiexec, and tasks that do not know of each other."""
 
-import shutil
 import socket
 import sys
 
@@ -17,7 +16,6 @@ FROM_SLURM = 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCA
 FROM_PMI = (
     'RANK=${PMI_RANK:-0} WORLD_SIZE=${PMI_SIZE:-1} exec "$@"'  # as an MPI library: alone without a launcher of its own
 )
-FROM_OPEN_MPI = 'RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE exec "$@"'
 ALONE = "import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); d.destroy_process_group()"
 
 
@@ -70,15 +68,6 @@ def test_mpiexec_in_an_allocation(slurm, tmp_path):
     done = live(slurm, tmp_path, launcher, FROM_PMI, [SUMS])
     assert done.stdout == "check rank 0 message [3.0, 3.0, 3.0]\n"
     check_graph(tmp_path, [0, 0, 1, 1])
-
-
-def test_the_mpi_of_the_site(slurm, tmp_path, monkeypatch):
-    """Open MPI, where the machine has one."""
-    if shutil.which("mpirun.openmpi") is None:
-        pytest.skip("no mpirun.openmpi")
-    monkeypatch.setenv("PRISM_MPIEXEC", "mpirun.openmpi --allow-run-as-root --oversubscribe")
-    live(slurm, tmp_path, mpiexec(4), FROM_OPEN_MPI, [SUMS])
-    check_graph(tmp_path, [0, 0, 0, 0])
 
 
 def test_tasks_that_do_not_know_of_each_other(slurm, tmp_path):

@@ -78,7 +78,7 @@ def test_probes_of_all_parts_are_kept_once(parts, sums):
 def test_refused(parts, sums, stages):
     folder, _ = parts
     one, bare = file.read(folder / "slice-0.h5"), file.read(sums["bare"])
-    with pytest.raises(PrismError, match="^b: its stage is bare; merge sliced graphs"):
+    with pytest.raises(PrismError, match="^b: stage bare, no slices to merge; give what prism-slice run wrote"):
         merge([("a", one), ("b", bare)])
     for again in "ab":
         with pytest.raises(
