@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "errors": set(),
     "graph": {"errors"},
     "tensors": LOW,
-    "capture": LOW | {"tensors", "gpu"},
+    "capture": LOW | LEAVES | {"tensors"},
     "record": LOW | LEAVES | {"tensors", "capture"},
     "emulate": LOW | LEAVES | {"tensors", "capture"},
     "slicing": LOW | LEAVES | {"tensors", "capture", "record", "emulate"},

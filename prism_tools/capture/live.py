@@ -217,7 +217,8 @@ class LiveSession:
                 self._refused = str(problem)
         trace["refused"] = self._refused or (self._log.refused if self._log is not None else "")
         trace.update(facts(self.rank, self.world_size))
-        shard.write(trace, self._folder / f"{trace['attempt']}.{self.rank}.shard")
+        name = f"{trace['attempt']}.{self.rank}.{trace['host']}.{self._pid}.shard"  # its own, even if two are this rank
+        shard.write(trace, self._folder / name)
 
 
 def facts(rank: int, world_size: int) -> dict[str, Any]:
@@ -226,13 +227,17 @@ def facts(rank: int, world_size: int) -> dict[str, Any]:
 
     from prism_tools.capture.clock import reading
     from prism_tools.capture.session import peak_rss
+    from prism_tools.launch.placement import placement
 
     cuda = torch.cuda.is_initialized()
+    place = placement()
     return {
         "rank": rank,
         "world_size": world_size,
-        "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
-        "host": os.uname().nodename,
+        "attempt": place.attempt,
+        "host": place.node,
+        "launcher": place.launcher,
+        "tasks": place.world,
         "boot": reading()[0],
         "argv": sys.argv if "multiprocessing" in " ".join(sys.orig_argv[1:4]) else program_of(sys.orig_argv),
         "cwd": os.getcwd(),

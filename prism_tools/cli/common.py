@@ -232,14 +232,16 @@ def natural(text: str) -> int:
     return int(text)
 
 
-def setting(flag: int | None, *variables: str, default: int | None = None) -> int | None:
+def setting(
+    flag: int | None, *variables: str, default: int | None = None, kind: Callable[[str], int] = positive
+) -> int | None:
     """The flag's value, else that of the first of the environment's ``variables`` that is set, else ``default``."""
     if flag is not None:
         return flag
     for name in variables:
         if text := os.environ.get(name):
             try:
-                return positive(text)
+                return kind(text)
             except argparse.ArgumentTypeError as error:
                 raise PrismError(f"{name}: {error}", status=2) from None
     return default

@@ -16,26 +16,35 @@ Without a subcommand, "run" is meant: prism-slice bare.h5 -s 2."""
 EXAMPLES = """prism-slice bare.h5 -s 2 -o sliced.h5
 prism-slice plan bare.h5 -s 2
 prism-slice run bare.h5 -s 2 --ranks 0-3 --repeat 3 -o part.h5
+prism-slice run bare.h5 -s 2 --index 1 --no-probe -o slice-1.h5
+prism-slice merge slice-0.h5 slice-1.h5 | prism-slice probe -s 2 -o sliced.h5
 prism-slice invariance bare.h5 -s 2 --delay 20"""
 
-SUBCOMMANDS = ("run", "plan", "probe", "invariance")
+SUBCOMMANDS = ("run", "plan", "merge", "probe", "invariance")
+ENVIRONMENT = {"SLURM_ARRAY_TASK_ID": "the slice that run measures, without --index and --ranks"}
 
 
 def get_parser() -> common.Parser:
     """The command line of prism-slice."""
-    usage = "[run|plan|probe|invariance] [options] [FILE] [-- [-m] program [argument ...]]"
-    parser = common.new_parser("prism-slice", usage, DESCRIPTION, EXAMPLES, common.SPOOL)
+    usage = "[run|plan|merge|probe|invariance] [options] [FILE] [-- [-m] program [arg ...]]"
+    parser = common.new_parser("prism-slice", usage, DESCRIPTION, EXAMPLES, {**ENVIRONMENT, **common.SPOOL})
     subparsers = parser.add_subparsers(title="subcommands", prog="prism-slice", metavar="SUBCOMMAND", required=True)
     program = "[-- [-m] program [argument ...]]"
 
     run = _add(subparsers, "run", f"[options] -s S [FILE] {program}", "run and measure the slices", _run)
     common.add_output(run)
-    run.add_argument("--ranks", metavar="RANKS", type=common.parse_ranks, help="only the slices that hold these ranks")
+    which = run.add_mutually_exclusive_group()
+    which.add_argument(
+        "--ranks", metavar="RANKS", type=common.parse_ranks, help="only the slices that hold these ranks"
+    )
+    help_ = "only slice I of the plan, counted from 0 (default: $SLURM_ARRAY_TASK_ID in an array job)"
+    which.add_argument("--index", metavar="I", type=common.natural, help=help_)
     run.add_argument("--repeat", metavar="R", type=common.positive, default=1, help="runs of each slice (default: 1)")
     run.add_argument("--no-probe", action="store_true", help="do not measure the crossing operations alone")
     common.add_command(run)
 
     _add(subparsers, "plan", "[options] -s S [FILE]", "print the slices as TSV; run nothing", _plan)
+    _add_merge(subparsers)
 
     probe = _add(
         subparsers,
@@ -83,9 +92,24 @@ def _add(
     return parser
 
 
+def _add_merge(subparsers: argparse._SubParsersAction) -> None:
+    about = "join sliced graphs of one recording, such as those of an array job, in any order"
+    parser = subparsers.add_parser(
+        "merge", usage="%(prog)s [options] FILE [FILE ...]", help=about, description=about[0].upper() + about[1:]
+    )
+    common.add_shared(parser)
+    parser.set_defaults(body=_merge)
+    common.add_file(parser, "files", metavar="FILE", nargs="+", help="sliced graph")
+    common.add_output(parser)
+
+
 def _run(options: argparse.Namespace) -> None:
     common.check_output(options)
     fix_hash_seed()
+    if options.ranks is None and options.index is None:
+        options.index = common.setting(None, "SLURM_ARRAY_TASK_ID", kind=common.natural)
+        if options.index is not None:
+            options.progress.warn(f"only slice {options.index}, by SLURM_ARRAY_TASK_ID; --index or --ranks name others")
     graph = common.read_graph(options)
     common.choose_command(graph, options)
     from prism_tools.slicing.run import run  # after reading: it takes seconds
@@ -97,6 +121,15 @@ def _plan(options: argparse.Namespace) -> None:
     from prism_tools.slicing.plan import plan
 
     plan(common.read_graph(options), options)
+
+
+def _merge(options: argparse.Namespace) -> None:
+    common.check_output(options)
+    from prism_tools.graph import file
+    from prism_tools.slicing.merge import merge
+
+    options.file, graph = merge([(name, file.read(name)) for name in options.files])
+    common.write_graph(graph, options)
 
 
 def _probe(options: argparse.Namespace) -> None:

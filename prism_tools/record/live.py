@@ -113,6 +113,7 @@ def read_shards(folder: str) -> dict[int, dict[str, Any]]:
     sizes = {trace["world_size"] for trace in shards}
     if len(sizes) > 1:
         raise PrismError(f"the command ran jobs of {' and '.join(map(str, sorted(sizes)))} ranks; trace one at a time")
+    _check_one_job(shards)
     missing = set(range(sizes.pop())) - set(traces)
     if missing:
         raise PrismError(
@@ -126,6 +127,20 @@ def read_shards(folder: str) -> dict[int, dict[str, Any]]:
                 f"rank {rank}: no event of the backend was seen: this torch links the CUDA runtime statically"
             )
     return {rank: with_lanes(trace) if "rows" in trace else trace for rank, trace in sorted(traces.items())}
+
+
+def _check_one_job(shards: list[dict[str, Any]]) -> None:
+    """PrismError if tasks of one launcher do not know of each other: two were the same rank, or each was the only one."""
+    rank, copies = Counter(trace["rank"] for trace in shards).most_common(1)[0]
+    world = shards[0]["world_size"]
+    launched = max(trace.get("tasks", 1) for trace in shards)
+    if copies > 1 or world == 1 < launched:
+        launcher = shards[0].get("launcher") or "the command"
+        raise PrismError(
+            f"{launcher} started {max(copies, launched if world == 1 else 0)} processes that were rank {rank} of {world} "
+            "each and knew nothing of each other; start one job: with torchrun, with srun --mpi=pmi2, or with the mpiexec "
+            "of the program's own MPI"
+        )
 
 
 def live_graph(traces: dict[int, dict[str, Any]], options: argparse.Namespace) -> Graph:

@@ -17,6 +17,16 @@ def slices(graph: Graph, size: int) -> list[list[int]]:
     return [list(range(k, min(k + size, graph.world_size))) for k in range(0, graph.world_size, size)]
 
 
+def chosen(graph: Graph, options: argparse.Namespace) -> list[list[int]]:
+    """The slice number ``options.index``, or those that hold ``options.ranks``, or all. PrismError: no such slice."""
+    planned = slices(graph, options.size)
+    if options.index is None:
+        return [ranks for ranks in planned if options.ranks is None or set(ranks) & set(options.ranks)]
+    if options.index >= len(planned):
+        raise PrismError(f"no slice {options.index} (the plan has 0-{len(planned) - 1})")
+    return [planned[options.index]]
+
+
 def plan(graph: Graph, options: argparse.Namespace) -> None:
     """Print the slices as TSV: index, ranks, their nodes, groups wholly inside and groups that cross the edge."""
     print("index\tranks\tnodes\tgroups inside\tgroups crossing", file=sys.stdout)

@@ -24,7 +24,7 @@ from prism_tools.graph.iterations import iteration_times
 from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Graph, Timing
 from prism_tools.graph.names import ranks_text
-from prism_tools.slicing.plan import slices
+from prism_tools.slicing.plan import chosen
 from prism_tools.slicing.probe import measure
 
 Row = tuple[int, int, int, dict[str, Any]]  # rank, slice, repeat, trace
@@ -36,7 +36,7 @@ def run(graph: Graph, options: argparse.Namespace) -> Graph:
     check_ranks(graph, options.ranks or [], options.file)
     matches = find_matches(graph)
     payloads = open_payloads(graph, options.file)
-    chosen = [s for s in slices(graph, options.size) if options.ranks is None or set(s) & set(options.ranks)]
+    todo = chosen(graph, options)
     ranks.preload()
     first = int(graph.timing.slice.max(initial=-1)) + 1 if graph.timing is not None else 0
     rows: list[Row] = []
@@ -45,9 +45,9 @@ def run(graph: Graph, options: argparse.Namespace) -> Graph:
     shown = 2 if options.output == "-" else -1  # stdout is for the graph
     output = shown if options.verbose else os.open(os.devnull, os.O_WRONLY)
     try:
-        for number, sandbox in enumerate(chosen):
+        for number, sandbox in enumerate(todo):
             for repeat in range(options.repeat):
-                options.progress.update(f"slice {number + 1}/{len(chosen)}  ranks {ranks_text(set(sandbox))}")
+                options.progress.update(f"slice {number + 1}/{len(todo)}  ranks {ranks_text(set(sandbox))}")
                 planner = AtOnce(graph, matches, set(sandbox))
                 traces, assistant = run_sandbox(graph, matches, sandbox, planner, payloads, output)
                 unknown += assistant.values.unknown

@@ -14,8 +14,9 @@ OPTIONS = {
     "record": "--world-size --jobs --output --live --nproc-per-node --warmup --iterations --reduce-order --sends "
     "--pretend-cuda --tensors --tensor-budget",
     "slice": "",
-    "slice run": "file --size --output --ranks --repeat --no-probe --trust",
+    "slice run": "file --size --output --ranks --index --repeat --no-probe --trust",
     "slice plan": "file --size",
+    "slice merge": "files --output",
     "slice probe": "file --size --output --repeats",
     "slice invariance": "file --size --delay --seed --trust",
     "calibrate": "file --output",

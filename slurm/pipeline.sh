@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Submit the whole pipeline: record, slices (an array), calibrate, replay. Each starts when the one before has succeeded,
+# and is cancelled when it has not. Prints the jobs' ids. The site's options go into SBATCH_* variables.
+set -euo pipefail
+
+if (($# < 6)) || [[ $5 != -- ]]; then
+  echo "usage: pipeline.sh FOLDER W S RANKS -- [-m] program [argument ...]" >&2
+  echo "W ranks, measured S at a time, RANKS (such as 0-3,8) replayed; graphs and logs go to FOLDER" >&2
+  exit 2
+fi
+folder=$1 world=$2 size=$3 ranks=$4
+shift 5
+for number in "$world" "$size"; do
+  [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "pipeline.sh: '$number' is no whole number >= 1" >&2; exit 2; }
+done
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+mkdir -p "$folder"
+mkdir "$folder/slices" 2>/dev/null || { # slices of another recording must not be merged with these
+  echo "pipeline.sh: $folder: holds slices already; name another folder" >&2
+  exit 1
+}
+
+jobs=()
+trap '[[ ${#jobs[@]} = 0 ]] || scancel "${jobs[@]}"; rmdir "$folder/slices"' ERR # what could not be submitted would be missed
+submit() { # NAME SBATCH-ARGUMENT...
+  local name=$1 id after=()
+  shift
+  [[ ${#jobs[@]} = 0 ]] || after=("--dependency=afterok:${jobs[-1]}" --kill-on-invalid-dep=yes)
+  id=$(sbatch --parsable --output="$folder/%x-%j.out" "${after[@]}" "$@")
+  jobs+=("${id%%;*}") # "ID;CLUSTER" on some sites
+  echo "$name ${jobs[-1]}"
+}
+set -E # the trap holds in functions too
+submit record "$here/record.sbatch" -n "$world" -o "$folder/bare.h5" -- "$@"
+submit slices --array="0-$(((world - 1) / size))" "$here/slice.sbatch" "$folder/slices" "$folder/bare.h5" -s "$size"
+submit calibrate "$here/calibrate.sbatch" "$folder/slices" "$size" "$folder/calibrated.h5"
+submit replay "$here/replay.sbatch" -r "$ranks" "$folder/calibrated.h5" -o "$folder/replayed.h5"

@@ -1,0 +1,210 @@
+"""A real Slurm of several nodes on this machine, all of it in one folder; nothing of it outlives its owner, however that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+from tests.tools import MARK, ROOT, Result, environment, marked, until
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+PACKAGES = ("slurm-wlm", "slurm-client", "slurmd", "slurmctld", "munge")
+CLIENT_LIMIT = 60  # seconds: a client whose nodes are down waits for ever
+
+# One machine poses as many: no cgroups, no pinning, every daemon at the host name's own address, where slurmd listens.
+CONF = """
+ClusterName=mini
+SlurmctldHost={host}({address})
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CredType=cred/munge
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+TmpFS={folder}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+MpiDefault=none
+SlurmdTimeout=10
+SlurmctldTimeout=10
+InactiveLimit=0
+MinJobAge=300
+KillWait=5
+ReturnToService=2
+JobRequeue=1
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
+TreeWidth=64
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+"""
+
+
+def missing() -> str:
+    """Why there can be no Slurm here, after apt was tried; "" if there can."""
+    if os.geteuid():
+        return "a Slurm of one's own needs root"
+    try:
+        socket.gethostbyname(_host())
+    except OSError:
+        return f"the host name {_host()} has no address; /etc/hosts should give it one"
+    if not _absent():
+        return ""
+    if shutil.which("apt-get") is None:
+        return f"no {', '.join(_absent())}, and no apt-get to install them"
+    quiet = {"env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, "capture_output": True, "timeout": 300}
+    with open(Path(tempfile.gettempdir()) / "prism-apt.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run of these tests may be installing
+        install = ["install", "-y", "--no-install-recommends", *PACKAGES]
+        for words in (["update"], install) if _absent() else ():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(["apt-get", "-qq", *words], **quiet)  # type: ignore[call-overload]
+    return f"apt-get did not install {', '.join(_absent())}" if _absent() else ""
+
+
+def _host() -> str:
+    return socket.gethostname().partition(".")[0]
+
+
+def _absent() -> list[str]:
+    return [name for name in (*DAEMONS, "srun", "sbatch") if shutil.which(name) is None]
+
+
+def reap(mark: str) -> None:
+    """Wait until standard input ends, as it does when the owner is killed; then kill all that carries ``mark``."""
+    sys.stdin.read()
+    while left := marked(mark):
+        for line in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line.split()[0]), signal.SIGKILL)
+
+
+class MiniSlurm:
+    """Nodes n1 … nN of ``cpus`` CPUs each. A context manager: idle nodes inside, nothing left outside but ``folder``."""
+
+    def __init__(self, folder: Path, nodes: int = 4, cpus: int = 4) -> None:
+        self.folder, self.cpus = folder, cpus
+        self.nodes = [f"n{k + 1}" for k in range(nodes)]
+        self.mark = uuid.uuid4().hex  # in the environment of all that runs in this cluster
+        self.conf = folder / "slurm.conf"
+        self.daemons: dict[str, subprocess.Popen] = {}
+
+    def __enter__(self) -> MiniSlurm:
+        self.reaper = subprocess.Popen(
+            [sys.executable, "-c", f"from tests.cluster.mini import reap; reap({self.mark!r})"],
+            env=environment(),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            self._configure()
+            key, pipe = self.folder / "munge.key", self.folder / "munge.socket"
+            own = [f"--{name}-file={self.folder}/munged.{name}" for name in ("pid", "log", "seed")]
+            self._start("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={pipe}", *own)
+            until(pipe.exists)
+            self._start("slurmctld", "-D", "-c", "-f", self.conf)
+            for node in self.nodes:
+                self.start_node(node)
+            until(lambda: self.idle() == self.nodes, limit=30)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if "slurmctld" in self.daemons:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.run("scancel", "-u", "root", expect=None, limit=10)
+        for _, daemon in sorted(self.daemons.items(), reverse=True):  # nodes first, munged last
+            daemon.terminate()
+            try:
+                daemon.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        self.reaper.communicate(timeout=20)  # closes its input: steps that outlived their node
+
+    def start_node(self, node: str) -> None:
+        """Start (again) the daemon of a node."""
+        self._start(f"slurmd-{node}", "-D", "-N", node, "-f", self.conf, program="slurmd")
+
+    def idle(self) -> list[str]:
+        """Names of the idle nodes."""
+        return self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", expect=None).stdout.split()
+
+    def run(
+        self, *argv: object, cwd: Path | None = None, expect: int | None = 0, limit: float = CLIENT_LIMIT, **more: str
+    ):
+        """Run a client of this Slurm to its end; ``more``: environment variables. Asserts the exit status unless None."""
+        done = subprocess.run(
+            [str(word) for word in argv],
+            cwd=cwd or self.folder,
+            env=self.variables(**more),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+        )
+        assert expect is None or done.returncode == expect, (argv, done.returncode, done.stderr, done.stdout[-2000:])
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    def variables(self, **more: str) -> dict[str, str]:
+        """The environment of a client: as of a tool, with the tools on PATH."""
+        path = os.pathsep.join([str(ROOT / "bin"), os.environ["PATH"]])
+        base = environment(SLURM_CONF=str(self.conf), PATH=path, OMP_NUM_THREADS="1")
+        return base | {MARK: self.mark} | more
+
+    def _start(self, name: str, *argv: object, program: str = "") -> None:
+        output = open(self.folder / f"{name}.out", "ab")
+        with output:
+            self.daemons[name] = subprocess.Popen(
+                [program or name, *map(str, argv)],
+                env=self.variables(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for pytest, which stops them in order
+            )
+
+    def _configure(self) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o600)
+        (self.folder / "state").mkdir()
+        host = _host()
+        address = socket.gethostbyname(host)
+        first, *ports = _free_ports(address, len(self.nodes) + 1)
+        text = CONF.format(host=host, address=address, port=first, folder=self.folder)
+        for node, port in zip(self.nodes, ports, strict=True):
+            (self.folder / f"spool-{node}").mkdir()
+            text += f"NodeName={node} NodeHostname={host} NodeAddr={address} Port={port} "
+            text += f"CPUs={self.cpus} RealMemory=2048\n"
+        self.conf.write_text(text)
+
+
+def _free_ports(address: str, count: int) -> list[int]:
+    sockets = [socket.create_server((address, 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports

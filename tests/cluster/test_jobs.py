@@ -1,0 +1,65 @@
+"""The job scripts in slurm/, submitted to real daemons."""
+
+import re
+import sys
+
+from prism_tools.graph import file
+from tests.tools import ROOT, SUMS, until
+
+PIPELINE = ROOT / "slurm" / "pipeline.sh"
+
+
+def state(slurm, job):
+    """States of a job, of all its tasks if it is an array."""
+    return set(re.findall(r"JobState=(\w+)", slurm.run("scontrol", "-o", "show", "job", job).stdout))
+
+
+def submitted(done):
+    """Name -> id of the jobs that pipeline.sh printed, in order."""
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+def test_the_pipeline(slurm, tmp_path):
+    done = slurm.run(PIPELINE, tmp_path / "run", 4, 2, "0-1", "--", SUMS)
+    jobs = submitted(done)
+    assert list(jobs) == ["record", "slices", "calibrate", "replay"]
+    slurm.run("srun", "-Q", f"--dependency=afterany:{jobs['replay']}", "true", limit=150)
+    logs = {path.name: path.read_text() for path in sorted((tmp_path / "run").glob("*.out"))}
+    assert {job: state(slurm, job) for job in jobs.values()} == {job: {"COMPLETED"} for job in jobs.values()}, logs
+    assert logs[f"prism-record-{jobs['record']}.out"] == "check rank 0 message [3.0, 3.0, 3.0]\n"
+    calibrated, replayed = (file.read(tmp_path / "run" / f"{name}.h5") for name in ("calibrated", "replayed"))
+    assert calibrated.timing.slice.tolist() == [0, 0, 1, 1] and len(calibrated.probes.op) >= 2
+    assert replayed.replay.timing.rank.tolist() == [0, 1]
+    assert calibrated.environment["SLURM_JOB_ID"] == jobs["record"]
+    assert {path.name for path in (tmp_path / "run").iterdir() if path.suffix == ".h5"} == {
+        "bare.h5", "calibrated.h5", "replayed.h5",
+    }  # fmt: skip
+
+
+def test_what_depends_on_a_failed_job_is_cancelled(slurm, tmp_path):
+    (tmp_path / "fails.py").write_text("raise SystemExit(3)\n")
+    jobs = submitted(slurm.run(PIPELINE, "run", 4, 2, "0", "--", "fails.py", cwd=tmp_path))
+    until(lambda: all(state(slurm, job) <= {"FAILED", "CANCELLED"} for job in jobs.values()), limit=60)
+    assert [state(slurm, job) for job in jobs.values()] == [{"FAILED"}, *[{"CANCELLED"}] * 3]
+    assert list((tmp_path / "run" / "slices").iterdir()) == []
+
+
+def test_all_jobs_or_none(slurm, tmp_path):
+    """Slurm takes no array of 3,000 tasks: the recording, submitted already, is cancelled, and the call may be repeated."""
+    for _ in range(2):
+        done = slurm.run(PIPELINE, "run", 3000, 1, "0", "--", sys.executable, cwd=tmp_path, expect=1)
+        assert "Invalid job array specification" in done.stderr and list(submitted(done)) == ["record"]
+        assert state(slurm, submitted(done)["record"]) == {"CANCELLED"}
+
+
+def test_a_run_is_not_mixed_with_another(slurm, tmp_path):
+    (tmp_path / "run" / "slices").mkdir(parents=True)
+    done = slurm.run(PIPELINE, "run", 4, 2, "0", "--", SUMS, cwd=tmp_path, expect=1)
+    assert (done.stdout, done.stderr) == ("", "pipeline.sh: run: holds slices already; name another folder\n")
+
+
+def test_wrong_calls(slurm, tmp_path):
+    usage = "usage: pipeline.sh FOLDER W S RANKS -- [-m] program [argument ...]"
+    assert slurm.run(PIPELINE, "run", 4, 2, cwd=tmp_path, expect=2).stderr.splitlines()[0] == usage
+    done = slurm.run(PIPELINE, "run", "x", 2, "0", "--", "a.py", cwd=tmp_path, expect=2)
+    assert done.stderr == "pipeline.sh: 'x' is no whole number >= 1\n" and list(tmp_path.iterdir()) == []
