@@ -192,6 +192,13 @@ def _asked(device: Any) -> Any:
 
 def install() -> None:
     """Before the user's program, and for good: torch.cuda, the mode in this and all later threads, and the backend "nccl"."""
+    patch()
+    CudaOnCpu().__enter__()
+
+
+@functools.cache
+def patch() -> None:
+    """What is replaced by name; once, in this process or in the one that it was forked from."""
     for path, table in TABLES.items():
         module = functools.reduce(getattr, path.split(".") if path else (), torch)
         for name, value in table.items():
@@ -204,7 +211,6 @@ def install() -> None:
     # A mode is off while it answers, so in Tensor.backward, but hooks and backward functions are the program's.
     torch.autograd._engine_run_backward = _in_mode(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
     pretend_nccl.install()
-    CudaOnCpu().__enter__()
 
 
 def _in_mode(function: Callable[..., Any]) -> Callable[..., Any]:

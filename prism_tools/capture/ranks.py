@@ -17,12 +17,12 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from prism_tools.capture import immortal
+from prism_tools.capture import immortal, imports
 
 # What programs of any kind import sooner or later; importing them here once instead of in every rank.
 PRELOAD = (
@@ -67,10 +67,10 @@ def threads_of_a_rank() -> None:
         os.environ.setdefault(name, "1")
 
 
-def preload(warm: bool = False) -> None:
+def preload(warm: bool = False, modules: Sequence[str] = (), pretend: bool = False) -> None:
     """Import torch and what programs need of it, and make the memory shareable with forked ranks. ``warm``: also let torch
-    set itself up here (capture/warm.py): for many ranks, and not where one is measured, whose memory and first operations are
-    to be those of a process of its own."""
+    set itself up here (capture/warm.py), and import ``modules``, with CUDA devices if they ``pretend`` them: for many ranks,
+    and not where one is measured, whose memory and first operations are to be those of a process of its own."""
     threads_of_a_rank()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket or two for each rank, and payloads in flight
@@ -79,9 +79,13 @@ def preload(warm: bool = False) -> None:
     torch.set_num_threads(1)
     for name in PRELOAD:
         importlib.import_module(name)
-    importlib.import_module("prism_tools.capture.pretend_cuda")  # and all of capture
+    pretend_cuda = importlib.import_module("prism_tools.capture.pretend_cuda")  # and all of capture
     if warm:
         importlib.import_module("prism_tools.capture.warm").warm_up()
+        if pretend:
+            pretend_cuda.patch()
+        with pretend_cuda.CudaOnCpu() if pretend else contextlib.nullcontext():
+            imports.load(modules)
     gc.collect()
     if warm:
         immortal.immortalize()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prism_tools.capture import ranks
+from prism_tools.capture import imports, ranks
 from prism_tools.capture.server import Failure
 from prism_tools.errors import PrismError
 from prism_tools.graph import file, provenance
@@ -37,7 +37,7 @@ def record(options: argparse.Namespace) -> int:
     try:
         mode = tensors_text(options.tensors)
         options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time; payloads: {mode}")
-        ranks.preload(warm=True)
+        ranks.preload(True, imports.modules_of(launch.argv, launch.cwd), options.pretend_cuda)
         pace = Pace()
         for rank in range(options.world_size):
             coordinator.launch(spec_of(launch, rank, options.sends == "eager"))
