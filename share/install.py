@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -132,6 +133,7 @@ def main(argv: list[str]) -> int:
     prefix = Path(os.path.abspath(os.path.expanduser(options.prefix)))
     stage = Path(os.path.abspath(f"{options.destdir}{prefix}")) if options.destdir else prefix
     os.umask(0o022)  # others shall use it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is half installed is removed
     try:
         if options.action == "uninstall":
             uninstall(stage)
@@ -146,6 +148,8 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         print(f"make {options.action}: {error.filename}: {error.strerror}; choose another PREFIX=", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     except subprocess.CalledProcessError:
         print(f"make {options.action}: what stands above says why; nothing was installed", file=sys.stderr)
         return 1
