@@ -181,7 +181,7 @@ def run(parser: Parser, body: Callable[[argparse.Namespace], int | None], argv: 
 
 
 def _stop(number: int, _: Any) -> NoReturn:
-    for other in STOPS:  # make sends on what it gets, Slurm repeats itself: the first is enough, and cleaning up goes on
+    for other in STOPS:  # make and Slurm repeat themselves: what cleans up is not interrupted again
         signal.signal(other, signal.SIG_IGN)
     raise SystemExit(128 + number)
 

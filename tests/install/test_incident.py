@@ -92,6 +92,11 @@ def test_the_report_names_the_straggler(incident):
     os.utime(incident.bench.out / "straggler.py")
     assert incident.plan() == STAGES
     os.utime(incident.bench.out / "straggler.py", (0, 0))
+    asked = incident.bench.out / "straggler.replayed.h5.asked"
+    text = asked.read_text()
+    asked.unlink()  # as where make was killed within the stage
+    assert incident.plan() == ["replay", "inspect"]
+    asked.write_text(text)
     for name in ("bare", "sliced", "calibrated", "replayed"):
         (incident.bench.out / f"straggler.{name}.h5").unlink()
     assert incident.plan() == []  # the report stands when the graphs make room

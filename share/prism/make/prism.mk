@@ -12,7 +12,7 @@
 #   SLICE    ranks measured at a time (default: 2)
 #
 # They may differ from target to target (big.report.txt: WORLD = 64). A stage is made anew when the one before it, the
-# program's file or what it was asked for has changed; the last is kept in NAME.STAGE.h5.asked.
+# program's file or what it was asked for has changed; the last is kept in NAME.STAGE.h5.asked, from the stage's end on.
 
 SLICE ?= 2
 
@@ -35,10 +35,12 @@ prism-equal = $(and $(findstring $(1),$(2)),$(findstring $(2),$(1)))
 prism-asked = @printf '%s\n' '$(subst ','\'',$(strip $(1)))' > $@.asked
 
 %.bare.h5: $$(filter-out -m,$$(firstword $$(PROGRAM))) $$(call prism-changed,$$@,$$(prism-record))
+	@rm -f $@.asked
 	prism-record -n $(call prism-needed,WORLD,how many ranks)$(JOBS:%= -j %) -o $@ -- $(call prism-needed,PROGRAM,what runs)
 	$(call prism-asked,$(prism-record))
 
 %.sliced.h5: %.bare.h5 $$(call prism-changed,$$@,$$(prism-slice))
+	@rm -f $@.asked
 	prism-slice $< $(prism-slice) -o $@
 	$(call prism-asked,$(prism-slice))
 
@@ -46,6 +48,7 @@ prism-asked = @printf '%s\n' '$(subst ','\'',$(strip $(1)))' > $@.asked
 	prism-calibrate $< -o $@
 
 %.replayed.h5: %.calibrated.h5 $$(call prism-changed,$$@,$$(prism-replay))
+	@rm -f $@.asked
 	prism-replay -r $(call prism-needed,RANKS,which ranks to replay) $< -o $@
 	$(call prism-asked,$(prism-replay))
 
