@@ -11,12 +11,14 @@ TESTS ?= tests
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 OUT := demo-out
+PREFIX ?= /usr/local
+DESTDIR ?=
 
 # Exits with 0 if this Python has a supported torch; looks at metadata only, importing torch takes seconds.
 HAS_TORCH := from importlib.metadata import version; v = version("torch").split("."); \
   raise SystemExit(not (2, 11) <= (int(v[0]), int(v[1])) < (2, 15))
 
-.PHONY: help demo test lint man completions bench clean
+.PHONY: help demo test lint man completions bench install uninstall clean
 
 help: ## this list
 	@sed -n 's/^\([a-z ]*\):.*## /make \1: /p' Makefile
@@ -78,6 +80,12 @@ man completions: .venv/.installed-test ## write them from the tools' parsers
 bench: .venv/.installed-test ## run tests/bench/NAME.py (BENCH=NAME); it prints JSON lines
 	@test -f "tests/bench/$(BENCH).py" || { echo "no tests/bench/$(BENCH).py; make bench BENCH=NAME" >&2; exit 1; }
 	@$(BIN)/python tests/bench/$(BENCH).py
+
+# $(PYTHON)'s torch is used if it has one; nothing of this folder is needed afterwards.
+install uninstall: ## the tools below PREFIX=/usr/local (staged in DESTDIR=); uninstall removes exactly that
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is not Python 3.11 or later; make $@ PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) share/install.py $@ --prefix "$(PREFIX)" --destdir "$(DESTDIR)" --torch "$(TORCH)"
 
 clean: ## remove what make made, except .venv
 	rm -rf $(OUT) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 
 from prism_tools.analyze.text import WIDTH, brief, cut, percent, size, with_interval
-from prism_tools.analyze.waits import lateness, path_shares
+from prism_tools.analyze.waits import lateness, path_shares, slow_span
 from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Graph
@@ -17,6 +17,7 @@ from prism_tools.graph.names import callsite_text, ranks_text
 from prism_tools.graph.schema import PRETEND_CUDA, UNKNOWN, Source
 
 LABEL = 18  # width of the first column
+SLOW = 0.05  # of the iterations: from here on one rank's excess is worth a line
 SHOWN = 3  # ranks spelt out in the memory line
 SOURCES = (Source.REAL, Source.PROBE, Source.FIT, Source.EMULATED)
 
@@ -29,6 +30,7 @@ def summary(graph: Graph) -> str:
         lines += _critical_path(graph, matches)
         lines += _memory(graph)
         lines += _slowest_member(graph, matches)
+        lines += _slow_span(graph)
     else:
         lines += _memory(graph)
     lines += _groups(graph)
@@ -210,6 +212,17 @@ def _slowest_member(graph: Graph, matches: Matches) -> list[str]:
     site = sites[rank].most_common(1)[0][0]
     text = f"rank {rank} is last in {times:,} of {joined:,} collectives, by {brief(total / times)} ms"
     return [_line("slowest member", text + (f" ({site})" if site else ""))]
+
+
+def _slow_span(graph: Graph) -> list[str]:
+    """Between which lines the straggler is slow, also where collectives see only ranks that it holds up."""
+    span = slow_span(graph)
+    if span is None or graph.timeline is None or not 0 < SLOW * graph.timeline.iteration_ns.sum() <= span.excess:
+        return []
+    file = span.after.partition(":")[0]
+    sites = span.after or "the start", span.before.removeprefix(file or "/") or "the end"
+    more = f"rank {span.rank} takes {brief(span.excess / span.times)} ms more than its peers"
+    return [_line("  slow span", f"{more}: {' → '.join(sites)}")]
 
 
 def _groups(graph: Graph) -> list[str]:

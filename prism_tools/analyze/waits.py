@@ -12,7 +12,7 @@ from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph, Timeline
-from prism_tools.graph.names import op_text
+from prism_tools.graph.names import callsite_text, op_text
 from prism_tools.graph.releases import releases
 from prism_tools.graph.schema import P2P, Kind, Match, Source
 
@@ -131,3 +131,50 @@ def _name(graph: Graph, rank: int, node: int) -> str:
     if kind == Kind.COMM:
         return "send/recv" if op in P2P else op_text(int(op))
     return "wait calls" if kind == Kind.WAIT else "compute"
+
+
+@dataclass
+class SlowSpan:
+    """Compute of one rank on the critical path that takes longer than its peers': between two call sites of ``rank``
+    (``after`` one, ``before`` the other), ``excess`` ns more, summed over the ``times`` that it is on the path."""
+
+    rank: int
+    after: str
+    before: str
+    excess: int
+    times: int
+
+
+def slow_span(graph: Graph) -> SlowSpan | None:
+    """Where the critical path loses most to one rank: its compute spans beside the same spans of the ranks with the same
+    program, of which the (lower) median counts. None where no span is longer than that, or nobody has a peer."""
+    if graph.timeline is None or graph.durations is None:
+        return None
+    found: dict[tuple[int, str, str], SlowSpan] = {}
+    own, row = graph.durations.own, graph.durations.row
+    path = graph.timeline.critical
+    program_of = graph.ranks.program[path[:, 0]]
+    for number, program in enumerate(graph.programs):
+        mine = path[program_of == number]
+        mine = mine[program.kind[mine[:, 1]] == Kind.COMPUTE]
+        peers = np.flatnonzero(graph.ranks.program == number)
+        if not len(mine):
+            continue
+        usual = np.partition([own[row[peer]][mine[:, 1]] for peer in peers], (len(peers) - 1) // 2, axis=0)
+        for (rank, node), peer in zip(mine.tolist(), usual[(len(peers) - 1) // 2].tolist(), strict=True):
+            excess = int(own[row[rank]][node]) - peer
+            if excess > 0:
+                key = rank, _site_beside(graph, rank, node, -1), _site_beside(graph, rank, node, 1)
+                span = found.setdefault(key, SlowSpan(*key, 0, 0))
+                span.excess, span.times = span.excess + excess, span.times + 1
+    return max(found.values(), key=lambda span: span.excess, default=None)
+
+
+def _site_beside(graph: Graph, rank: int, node: int, step: int) -> str:
+    """The nearest call site before (``step`` -1) or after (1) a compute span on its lane; "" if there is none."""
+    lane, at = graph.program_of(rank).lane, node + step
+    while 0 <= at < len(lane):
+        if lane[at] == lane[node] and (site := callsite_text(graph, rank, at)):
+            return site
+        at += step
+    return ""

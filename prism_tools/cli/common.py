@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("numpy", "h5py", "torch", "matplotlib")
 EXIT_STATUS = "0 success; 1 failure; 2 wrong usage; 130 interrupted; 141 the reader of standard output went away."
+STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 SPOOL = {
     "SLURM_TMPDIR, TMPDIR": "where a graph that comes from or goes to a pipe is spooled (HDF5 needs a seekable file)"
 }
@@ -157,11 +158,7 @@ def run(parser: Parser, body: Callable[[argparse.Namespace], int | None], argv: 
     """
     progress = Progress(parser.prog)
     verbose = 0
-    for number in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGUSR2,
-    ):  # end as if the body had failed: nothing is left behind
+    for number in STOPS:  # end as if the body had failed: nothing is left behind
         signal.signal(number, _stop)
     try:
         options = parse(parser, argv)
@@ -184,6 +181,8 @@ def run(parser: Parser, body: Callable[[argparse.Namespace], int | None], argv: 
 
 
 def _stop(number: int, _: Any) -> NoReturn:
+    for other in STOPS:  # make and Slurm repeat themselves: what cleans up is not interrupted again
+        signal.signal(other, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 

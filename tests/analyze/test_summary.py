@@ -18,6 +18,7 @@ def test_a_replayed_graph_says_everything():
         "  where durations come from  real 100 %   probe 0 %   fit 0 %   emulated 0 %\n"
         "peak memory         rank 0  1.92 GB   rank 1  1.90 GB   (RSS; CPU run)\n"
         "slowest member      rank 1 is last in 2 of 4 collectives, by 4 ms (train.py:8 forward)\n"
+        "  slow span         rank 1 takes 4 ms more than its peers: train.py:9 step → :8 forward\n"
         "groups              1 created of 1   virtual ranks touched 0 of 0"
     )
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism_tools.analyze.waits import held_until, lateness, path_shares
+from prism_tools.analyze.waits import held_until, lateness, path_shares, slow_span
+from prism_tools.calibrate import calibrate
 from prism_tools.calibrate.schedule import timeline
 from prism_tools.errors import PrismError
 from prism_tools.graph.match import find_matches
@@ -15,6 +16,7 @@ from prism_tools.graph.order import dependency_order
 from prism_tools.graph.schema import Kind, Source
 from tests.analyze.example import MS, bare, calibrated
 from tests.calibrate.random_graphs import make_eager, random_durations, random_graph
+from tests.graph.builder import add_timing, build, comm, compute, step
 
 
 def test_waiting_ends_with_the_last_arrival():
@@ -45,6 +47,44 @@ def test_the_path_by_kind_rank_and_source():
 def test_without_a_timeline_it_says_what_to_run():
     with pytest.raises(PrismError, match="no timeline; run prism-calibrate"):
         held_until(bare(), find_matches(bare()))
+
+
+def test_the_slow_span_is_named_by_its_neighbours():
+    span = slow_span(calibrated(iterations=4))
+    assert (span.rank, span.excess, span.times) == (1, 3 * 4 * MS, 3)
+    assert (span.after, span.before) == ("train.py:9 step", "train.py:8 forward")
+    assert slow_span(calibrated(late=0)) is None
+    assert slow_span(bare()) is None
+
+
+def test_a_slow_span_is_one_beside_equal_ranks_only():
+    """A pipeline of two stages, twice: the second stage computes more by nature; only rank 3 is slow, and no collective
+    tells."""
+    groups = {"left": [0, 2], "right": [1, 3]}
+
+    def nodes(rank):
+        transfer = comm(
+            "send" if rank < 2 else "recv",
+            "left" if rank % 2 == 0 else "right",
+            4,
+            peer=(rank + 2) % 4,
+            at="pipe.py:5 pass_on",
+        )
+        return [compute(), transfer, compute(), step()] * 3
+
+    graph = build(4, groups, nodes)
+    for rank in range(4):
+        first, second = (5, 1) if rank < 2 else (1, 20 + 7 * (rank == 3))
+        clock, times = 0, []
+        for _ in range(3):
+            spans = [(clock, clock + first), (clock + first, clock + 6), (clock + 6, clock + 6 + second)]
+            spans += [(clock + 6 + second, clock + 6 + second)]
+            times += [(start * MS, start * MS, start * MS, end * MS) for start, end in spans]
+            clock += 6 + second
+        add_timing(graph, {rank: times})
+    span = slow_span(calibrate(graph))
+    assert (span.rank, span.excess // span.times) == (3, 7 * MS)
+    assert span.after == "pipe.py:5 pass_on"
 
 
 @given(st.integers(0, 2**32))
