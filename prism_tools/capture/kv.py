@@ -49,11 +49,18 @@ class KeyValue:
                 return True, None
             self.waiting[token] = waiter
             return False, None
+        old = self.values.get(arguments[0]) if function == "add" else None
         answer = getattr(self, "_" + function)(*arguments)
-        if function in CHANGES and (function != "compare_set" or answer == arguments[-1]):
+        if function in CHANGES and self._has_changed(function, arguments, answer, old):
             value = str(arguments[1]).encode() if function == "add" else (arguments[-1] if len(arguments) > 1 else b"")
             self.log.append((rank, function, arguments[0], value))
         return True, answer
+
+    def _has_changed(self, function: str, arguments: tuple, answer: Any, old: bytes | None) -> bool:
+        """Whether a call changed anything; an addition of 0 to ``old`` only asks, and may be asked any number of times."""
+        if function == "compare_set":
+            return answer == arguments[-1]
+        return function != "add" or self.values[arguments[0]] != old
 
     def released(self) -> list[tuple[Any, Any]]:
         """The waiters whose keys all exist now, with their answers; they are forgotten."""

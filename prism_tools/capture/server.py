@@ -132,7 +132,7 @@ class Server:
     def on_store_wait(self, rank: Rank, peer: wire.Peer) -> None:
         """The rank waits for store keys."""
 
-    def on_store_answer(self, rank: Rank, peer: wire.Peer, function: str, answer: Any) -> None:
+    def on_store_answer(self, rank: Rank, peer: wire.Peer, function: str, arguments: tuple, answer: Any) -> None:
         """The store's answer is there at once."""
         peer.send(("ok", answer))
 
@@ -302,7 +302,7 @@ class Server:
             peer.send(("error", f"store.{function}: {error}"))
             return
         if known:
-            self.on_store_answer(rank, peer, function, answer)
+            self.on_store_answer(rank, peer, function, arguments, answer)
         else:
             self.on_store_wait(rank, peer)
         self.release()
