@@ -43,7 +43,7 @@ class KeyValue:
             if function == "wait" and arguments[1:] and arguments[1] is not None:
                 deadline = time.monotonic_ns() + arguments[1]
             waiter = Waiter(rank, function, keys, deadline)
-            if self._has(keys):
+            if self._is_over(waiter):
                 return True, self._answer(waiter)
             if function == "queue_pop" and not arguments[1]:
                 return True, None
@@ -66,7 +66,7 @@ class KeyValue:
         """The waiters whose keys all exist now, with their answers; they are forgotten."""
         answers = []
         for token, waiter in list(self.waiting.items()):
-            if self._has(waiter.keys):  # asked one by one: a pop may leave the next waiter's queue empty
+            if self._is_over(waiter):  # asked one by one: a pop may leave the next waiter's queue empty
                 del self.waiting[token]
                 answers.append((token, self._answer(waiter)))
         return answers
@@ -78,6 +78,12 @@ class KeyValue:
 
     def _has(self, keys: list[str]) -> bool:
         return all(key in self.values or key in self.queues for key in keys)
+
+    def _is_over(self, waiter: Waiter) -> bool:
+        """Whether what it waits for is there: a queue is no value, nor the other way round."""
+        if waiter.function == "wait":
+            return self._has(waiter.keys)
+        return waiter.keys[0] in (self.values if waiter.function == "get" else self.queues)
 
     def _answer(self, waiter: Waiter) -> Any:
         if waiter.function == "wait":
