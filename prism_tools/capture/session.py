@@ -55,7 +55,7 @@ class Session:
         self.callbacks: deque[int] = deque()  # those that backends' threads have yet to run
         self._announced_sites = 0
         self._after_mark = False
-        client.on_dump = lambda: self.finish(1, given_up=True)
+        client.on_dump = lambda: self.finish(1)
 
     def unknown(self, name: str, real: Any, args: tuple, kwargs: dict) -> Any:
         """An operation whose arguments tracing does not understand is not traced."""
@@ -120,9 +120,8 @@ class Session:
         self.tracer.mark(Op.OPTIMIZER_STEP)
         self._after_mark = True
 
-    def finish(self, status: int, given_up: bool = False) -> None:
-        """Send the trace, wait until the server lets go, and end the process. ``given_up``: without asking anything more, as
-        the server's next answer may be to what was asked before."""
+    def finish(self, status: int) -> None:
+        """Send the trace, wait until the server lets go, and end the process."""
         sys.stdout.flush()
         sys.stderr.flush()
         if os.getpid() != self.pid:  # a child that the program forked itself
@@ -130,11 +129,11 @@ class Session:
         trace = self.tracer.export(self.rank, [ranks for *_, ranks in self.slots])
         trace["slots"] = list(self.slots)
         trace["rss"] = peak_rss()
-        measured = clock.between(self.clock, self.clock if given_up else clock.compare(self._ask_clock))
+        measured = clock.between(self.clock, clock.compare(self._ask_clock))
         trace["clock"] = (measured.offset, measured.drift, measured.error)
         trace["status"] = status
         self.client.post(("trace", trace))
-        (self.client.post if given_up else self.client.request)(("leave", status))
+        self.client.request(("leave", status))
         os._exit(status)
 
 

@@ -18,7 +18,7 @@ from prism_tools.graph.semantics import ignores_tags
 from prism_tools.record.build import Shared
 from prism_tools.record.history import History
 from prism_tools.record.kept import is_essential, is_wanted
-from prism_tools.record.polls import PATIENCE, is_question
+from prism_tools.record.polls import GAP, PATIENCE, is_question
 from prism_tools.record.report import check_match, deadlock, notices, poll_notice
 from prism_tools.record.stalls import LOOK, NOTICE, Stalls
 from prism_tools.record.turns import State, Turn, Turns
@@ -120,9 +120,9 @@ class Coordinator(Server):
             self._alone = 0.0
             return
         alone, self._alone = self._alone, max(self._alone, *(turn.polls.since for turn in polls))
-        if self._expire(time.monotonic_ns()):
-            return
         waited = time.monotonic() - self._alone
+        if waited <= GAP or self._expire(time.monotonic_ns()):  # it may have asked twice, and compute now
+            return
         if waited > PATIENCE:
             raise deadlock(self)
         if waited > NOTICE and self._told != alone:

@@ -79,23 +79,32 @@ def test_nobody_else_can_run(polling):
     coordinator = polling.coordinator
     coordinator._look_for_polls()
     assert coordinator.notices == []
-    coordinator._alone = coordinator.turns[0].polls.since = time.monotonic() - NOTICE - 1
+    coordinator._alone = coordinator.turns[0].polls.begun = time.monotonic() - NOTICE - 1
     for _ in range(2):
         coordinator._look_for_polls()
     place = "recv 4 B float32 (train.py:1 step)"
     assert coordinator.notices == [
         f"no rank can run but 0, polling {place}; given up {PATIENCE:.0f} s after the first time"
     ]
-    coordinator._alone = coordinator.turns[0].polls.since = time.monotonic() - PATIENCE - 1
+    coordinator._alone = coordinator.turns[0].polls.begun = time.monotonic() - PATIENCE - 1
     with pytest.raises(PrismError, match="deadlock: no rank can run") as caught:
         coordinator._look_for_polls()
     assert caught.value.detail.splitlines()[-1].endswith(": each receives before it sends")
+
+
+def test_a_rank_that_asked_some_time_ago_does_something_else(polling):
+    polls = polling.coordinator.turns[0].polls
+    polls.begun = polls._last = time.monotonic() - PATIENCE - 1
+    polling.coordinator._look_for_polls()
+    assert polls.since == 0.0 and polling.coordinator.notices == []
+    polls.in_vain(("test", 1), None)
+    assert time.monotonic() - polls.since < 1
 
 
 def test_another_rank_computes(polling):
     """However long it takes, the one that polls is not given up."""
     coordinator = polling.coordinator
     polling.call(0, 2, Op.SEND, 0, 1.0)
-    coordinator.turns[0].polls.since = time.monotonic() - 2 * PATIENCE
+    coordinator.turns[0].polls.begun = time.monotonic() - 2 * PATIENCE
     coordinator._look_for_polls()
     assert coordinator.notices == []
