@@ -43,23 +43,30 @@ class KeyValue:
             if function == "wait" and arguments[1:] and arguments[1] is not None:
                 deadline = time.monotonic_ns() + arguments[1]
             waiter = Waiter(rank, function, keys, deadline)
-            if self._has(keys):
+            if self._is_over(waiter):
                 return True, self._answer(waiter)
             if function == "queue_pop" and not arguments[1]:
                 return True, None
             self.waiting[token] = waiter
             return False, None
+        old = self.values.get(arguments[0]) if function == "add" else None
         answer = getattr(self, "_" + function)(*arguments)
-        if function in CHANGES and (function != "compare_set" or answer == arguments[-1]):
+        if function in CHANGES and self._has_changed(function, arguments, answer, old):
             value = str(arguments[1]).encode() if function == "add" else (arguments[-1] if len(arguments) > 1 else b"")
             self.log.append((rank, function, arguments[0], value))
         return True, answer
+
+    def _has_changed(self, function: str, arguments: tuple, answer: Any, old: bytes | None) -> bool:
+        """Whether a call changed anything; an addition of 0 to ``old`` only asks, and may be asked any number of times."""
+        if function == "compare_set":
+            return answer == arguments[-1]
+        return function != "add" or self.values[arguments[0]] != old
 
     def released(self) -> list[tuple[Any, Any]]:
         """The waiters whose keys all exist now, with their answers; they are forgotten."""
         answers = []
         for token, waiter in list(self.waiting.items()):
-            if self._has(waiter.keys):  # asked one by one: a pop may leave the next waiter's queue empty
+            if self._is_over(waiter):  # asked one by one: a pop may leave the next waiter's queue empty
                 del self.waiting[token]
                 answers.append((token, self._answer(waiter)))
         return answers
@@ -71,6 +78,12 @@ class KeyValue:
 
     def _has(self, keys: list[str]) -> bool:
         return all(key in self.values or key in self.queues for key in keys)
+
+    def _is_over(self, waiter: Waiter) -> bool:
+        """Whether what it waits for is there: a queue is no value, nor the other way round."""
+        if waiter.function == "wait":
+            return self._has(waiter.keys)
+        return waiter.keys[0] in (self.values if waiter.function == "get" else self.queues)
 
     def _answer(self, waiter: Waiter) -> Any:
         if waiter.function == "wait":

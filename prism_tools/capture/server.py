@@ -18,6 +18,7 @@ from prism_tools.graph.schema import Op, Reduce
 from prism_tools.tensors.refusals import refusal
 
 FULL_POLL = 0.001  # seconds between attempts to send what a full socket did not take
+LAST_WORDS = ("trace", "clock", "leave", "channel", "push")  # what is heard once a run is given up
 GRACE = 10.0  # seconds that ranks get to send their traces and leave when a run is given up
 
 
@@ -109,6 +110,7 @@ class Server:
         self.groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self.store = KeyValue()
         self.full: set[wire.Peer] = set()
+        self.given_up = False
         self.alive = 0  # rank processes that have not been reaped
 
     # --- what subclasses provide
@@ -132,7 +134,7 @@ class Server:
     def on_store_wait(self, rank: Rank, peer: wire.Peer) -> None:
         """The rank waits for store keys."""
 
-    def on_store_answer(self, rank: Rank, peer: wire.Peer, function: str, answer: Any) -> None:
+    def on_store_answer(self, rank: Rank, peer: wire.Peer, function: str, arguments: tuple, answer: Any) -> None:
         """The store's answer is there at once."""
         peer.send(("ok", answer))
 
@@ -171,7 +173,12 @@ class Server:
                 continue
             except OSError as error:
                 raise PrismError(f"rank {rank.number}: {error.strerror}; raise ulimit -n") from error
-            self.handle(rank, peer, message, payload, fds)
+            if not self.given_up:
+                self.handle(rank, peer, message, payload, fds)
+            elif (
+                message[0] in LAST_WORDS
+            ):  # and nothing else is answered: the rank would take it for the answer to these
+                Server.handle(self, rank, peer, message, payload, fds)
         for peer in list(self.full):
             peer.flush()
         return bool(events)
@@ -206,6 +213,7 @@ class Server:
 
     def collect_traces(self) -> None:
         """Give up: ask the ranks that wait for us for their traces, briefly."""
+        self.given_up = True
         for rank in self.ranks.values():
             if not rank.gone:
                 for peer in rank.peers():
@@ -302,7 +310,7 @@ class Server:
             peer.send(("error", f"store.{function}: {error}"))
             return
         if known:
-            self.on_store_answer(rank, peer, function, answer)
+            self.on_store_answer(rank, peer, function, arguments, answer)
         else:
             self.on_store_wait(rank, peer)
         self.release()

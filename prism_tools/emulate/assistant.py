@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prism_tools.capture import ranks, wire
-from prism_tools.capture.kv import CHANGES
+from prism_tools.capture.kv import EXPIRED
 from prism_tools.capture.server import Operation, Rank, Server, process_state, refusal_of
 from prism_tools.emulate.absent import AbsentChanges
 from prism_tools.emulate.divergence import check_operation, check_trace
@@ -83,10 +83,14 @@ class Assistant(Server):
         return all(process_state(rank.pid) == "S" for rank in self.ranks.values() if not rank.gone)
 
     def _store(self, rank: Rank, peer: wire.Peer, function: str, arguments: tuple) -> None:
+        seen = len(self.store.log)
         super()._store(rank, peer, function, arguments)
-        if function in CHANGES:
-            self.absent.made(rank.number, function, arguments[0])
-            self.release()
+        while seen < len(self.store.log):  # one more where a change lets somebody else's queue_pop go on
+            number, made, key, _ = self.store.log[seen]
+            seen += 1
+            if made != EXPIRED:
+                self.absent.made(number, made, key)
+                self.release()
 
     def on_store_wait(self, rank: Rank, peer: wire.Peer) -> None:
         token, waiter = next((t, w) for t, w in reversed(self.store.waiting.items()) if w.rank == rank.number)

@@ -135,7 +135,7 @@ def _build(build: Callable[[IO[bytes]], None], stream: IO[bytes]) -> None:
     """Run ``build`` on ``stream``; OSError of the first write that failed."""
     guard = _Guard(stream)
     try:
-        with _signals_wait():
+        with signals_wait():
             build(guard)  # type: ignore[arg-type]
     except Exception:
         if guard.error is None:
@@ -145,15 +145,16 @@ def _build(build: Callable[[IO[bytes]], None], stream: IO[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Keep handlers that raise (Ctrl-C) from running until the end: raised within HDF5 they would wreck its state.
+def signals_wait() -> Iterator[None]:
+    """Keep handlers that raise (Ctrl-C) from running until the end: raised within HDF5 they would wreck its state, and
+    between two files that belong together they would leave one without the other.
 
     Blocking the signals would not do: libraries' threads take them, and Python then runs the handler here all the same.
     """
     waiting: list[int] = []
     old = {}
     if threading.current_thread() is threading.main_thread():  # handlers run in no other thread
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
             if callable(signal.getsignal(number)):
                 old[number] = signal.signal(number, lambda number, frame: waiting.append(number))
     try:

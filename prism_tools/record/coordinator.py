@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,18 +18,14 @@ from prism_tools.graph.semantics import ignores_tags
 from prism_tools.record.build import Shared
 from prism_tools.record.history import History
 from prism_tools.record.kept import is_essential, is_wanted
-from prism_tools.record.report import check_match, deadlock, notices
-from prism_tools.record.stalls import LOOK, Stalls
+from prism_tools.record.polls import GAP, PATIENCE, is_question
+from prism_tools.record.report import check_match, deadlock, notices, poll_notice
+from prism_tools.record.stalls import LOOK, NOTICE, Stalls
 from prism_tools.record.turns import State, Turn, Turns
 from prism_tools.tensors.executor import Tensors, execute, unpack
 from prism_tools.tensors.payload import PayloadWriter
 
 STALL_POLL = 0.005  # seconds between two looks at a rank that may be blocked in C++
-POLLS = (
-    ("check", False),
-    ("queue_pop", None),
-    ("queue_len", 0),
-)  # store calls that a rank may be spinning on: others get a turn before the answer
 
 
 @dataclass
@@ -67,6 +65,7 @@ class Coordinator(Server):
         self.expired: list[
             tuple[int, list[str]]
         ] = []  # waits whose time limit was over since a store changed, or an operation
+        self._alone = self._told = 0.0  # since when nobody but ranks that ask in vain could run (seconds)
         self.notices: list[str] = []  # what the user should hear while the recording goes on
 
     # --- turns
@@ -86,6 +85,7 @@ class Coordinator(Server):
                 self._look_for_stalls()
             if self.stalls.due():
                 self._look_for_sleepers()
+                self._look_for_polls()
             tick()
             if self.running() and not (self.turns.any_can_run() or self._anyone_leaving() or self._may_wake()):
                 if not self._expire():
@@ -99,9 +99,11 @@ class Coordinator(Server):
         stalled = [turn for turn in self.turns.values() if turn.is_stalled()]
         return any(not self.stalls.is_for_ever(turn.rank.number, turn.rank.pid) for turn in stalled)
 
-    def _expire(self) -> bool:
-        """Time passes only where no rank can run: the first time limit of a store wait is over. Not twice without news."""
-        limits = {token: (w.deadline, w.rank, w.keys) for token, w in self.store.waiting.items() if w.deadline}
+    def _expire(self, now: float = math.inf) -> bool:
+        """Time passes only where no rank can run: the first time limit of a store wait is over, of those until ``now``
+        (ns, monotonic). Not twice without news."""
+        waiting = self.store.waiting.items()
+        limits = {token: (w.deadline, w.rank, w.keys) for token, w in waiting if w.deadline and w.deadline <= now}
         for token, (_, number, keys) in sorted(limits.items(), key=lambda item: item[1][:2]):
             if (number, keys) not in self.expired:
                 self.expired.append((number, keys))
@@ -109,6 +111,28 @@ class Coordinator(Server):
                 self.on_store_ready(self.ranks[number], token[2], False)
                 return True
         return False
+
+    def _look_for_polls(self) -> None:
+        """Where all that can run ask in vain, time passes as it does for them, and in the end nothing else will happen."""
+        polls = [turn for turn in self.turns.values() if turn.polls.since and turn.state is not State.LEFT]
+        others = [turn for turn in self.turns.values() if not turn.polls.since and self._can_run(turn)]
+        if not polls or others:
+            self._alone = 0.0
+            return
+        alone, self._alone = self._alone, max(self._alone, *(turn.polls.since for turn in polls))
+        waited = time.monotonic() - self._alone
+        if waited <= GAP or self._expire(time.monotonic_ns()):  # it may have asked twice, and compute now
+            return
+        if waited > PATIENCE:
+            raise deadlock(self)
+        if waited > NOTICE and self._told != alone:
+            self._told = alone
+            self.notices.append(poll_notice(self, polls))
+
+    def _can_run(self, turn: Turn) -> bool:
+        if turn.is_stalled():
+            return not self.stalls.is_for_ever(turn.rank.number, turn.rank.pid)
+        return turn.state in (State.READY, State.ACTIVE) or (turn.state is State.LEFT and not turn.rank.gone)
 
     def _is_missing(self, number: int) -> bool:
         """Whether the latest waiters need this rank."""
@@ -122,6 +146,8 @@ class Coordinator(Server):
         turn = self.turns[rank.number]
         if peer is rank.main:
             self.stalls.forget(rank.number)
+            if message[0] not in ("test", "store"):
+                turn.polls.news()
             if turn.is_stalled():
                 self.turns.wake(turn)
             elif turn.state is State.READY and turn.resume is not None:  # what it seemed to wait for has come meanwhile
@@ -193,8 +219,10 @@ class Coordinator(Server):
     def on_test(self, rank: Rank, peer: wire.Peer, opid: int) -> None:
         turn = self.turns[rank.number]
         if opid in turn.done:
+            turn.polls.news()
             peer.send(*turn.done.pop(opid))
         elif peer is rank.main:  # a spinning rank must let others run
+            turn.polls.in_vain(("test", opid), None)
             self.turns.give_way(turn, lambda: peer.send(("pending",)))
         else:
             peer.send(("pending",))
@@ -207,11 +235,16 @@ class Coordinator(Server):
         else:
             self.watching.add(rank.number)
 
-    def on_store_answer(self, rank: Rank, peer: wire.Peer, function: str, answer: Any) -> None:
-        turn = self.turns[rank.number]
-        if function in CHANGES:
+    def on_store_answer(self, rank: Rank, peer: wire.Peer, function: str, arguments: tuple, answer: Any) -> None:
+        turn, vain = self.turns[rank.number], False
+        if peer is rank.main:
+            if is_question(function, arguments):
+                vain = turn.polls.in_vain((function, ", ".join(map(repr, arguments))), answer)
+            else:
+                turn.polls.news()
+        if function in CHANGES and not vain:
             self.expired.clear()
-        if peer is rank.main and turn.state is State.ACTIVE and (function, answer) in POLLS:
+        if vain and turn.state is State.ACTIVE:  # it may be spinning: others get a turn before the answer
             self.turns.give_way(turn, lambda: peer.send(("ok", answer)))
         else:
             peer.send(("ok", answer))
@@ -219,6 +252,7 @@ class Coordinator(Server):
     def on_store_wait(self, rank: Rank, peer: wire.Peer) -> None:
         turn = self.turns[rank.number]
         if peer is rank.main:
+            turn.polls.news()
             turn.store_keys = True
             self.turns.block(turn)
 

@@ -9,8 +9,9 @@ from prism_tools.errors import PrismError
 from prism_tools.graph.names import ranks_text
 from prism_tools.graph.schema import P2P, ROOTED, Op
 from prism_tools.graph.semantics import ignores_tags
+from prism_tools.record.polls import PATIENCE
 from prism_tools.record.stalls import call_of
-from prism_tools.record.suspicion import difference_text, missing_ranks, operation_of, suspicion
+from prism_tools.record.suspicion import difference_text, missing_ranks, suspicion
 
 if TYPE_CHECKING:
     from prism_tools.capture.server import Operation
@@ -38,7 +39,7 @@ def deadlock(coordinator: Coordinator) -> PrismError:
 
 def deadlock_table(coordinator: Coordinator) -> str:
     """One row for the ranks that wait in the same place for the same ranks; if that is many rows, for ranks at a line."""
-    blocked = [turn for turn in coordinator.turns.values() if turn.state.name == "BLOCKED"]
+    blocked = [turn for turn in coordinator.turns.values() if turn.state.name == "BLOCKED" or turn.polls.since]
     rows = _rows(coordinator, blocked, exact=True)
     if len(rows) > ROWS:
         rows = _rows(coordinator, blocked, exact=False)
@@ -63,11 +64,11 @@ def _rows(coordinator: Coordinator, turns: list[Turn], exact: bool) -> dict[tupl
     only in their members, and ranks that wait for different ones, share a row."""
     rows: dict[tuple[str, ...], _Row] = {}
     for turn in turns:
-        operation, issued = operation_of(turn), 0
+        operation, issued = turn.operation(), 0
         if operation is None:
             missing, group = [], "-"
             asleep = coordinator.stalls.asleep_for(turn.rank.number)
-            issued = time.monotonic_ns() - int(asleep * 1e9) if asleep else 0
+            issued = time.monotonic_ns() - int(asleep * 1e9) if asleep else int(turn.polls.since * 1e9)
             key = (place_of(coordinator, turn)[0], "", "-", "-", place_of(coordinator, turn)[1])
         else:
             missing, group, issued = missing_ranks(coordinator, turn), operation.group.label(), operation.issued
@@ -91,6 +92,8 @@ def _call(operation: Operation) -> str:
 def place_of(coordinator: Coordinator, turn: Turn) -> tuple[str, str]:
     """Where a rank waits that waits for no operation of its own: in what, and after which call."""
     site = f"after {turn.last.site}" if turn.last else "before its first operation"
+    if turn.polls.since:
+        return turn.polls.text(), site
     for waiter in coordinator.store.waiting.values():
         if waiter.rank == turn.rank.number:
             return f"store key {waiter.keys[0]!r}", site
@@ -109,6 +112,14 @@ def notices(coordinator: Coordinator, numbers: list[int]) -> list[str]:
         "other ranks run meanwhile"
         for (what, site), ranks in places.items()
     ]
+
+
+def poll_notice(coordinator: Coordinator, turns: list[Turn]) -> str:
+    """One line for the ranks that alone can run, and only ask in vain."""
+    operation, (what, site) = turns[0].operation(), place_of(coordinator, turns[0])
+    who = ranks_text(turn.rank.number for turn in turns)
+    asked = operation.text() if operation else f"{what}, {site}"
+    return f"no rank can run but {who}, polling {asked}; given up {PATIENCE:.0f} s after the first time"
 
 
 def check_match(coordinator: Coordinator, found: Collective, number: int, operation: Operation) -> None:

@@ -19,6 +19,7 @@ from prism_tools.graph import file, provenance
 from prism_tools.graph.model import Graph, Launch, Payload
 from prism_tools.graph.names import ranks_text
 from prism_tools.graph.schema import EPILOGUE, PRETEND_CUDA, PROLOGUE, UNKNOWN, ReduceOrder
+from prism_tools.graph.stream import signals_wait
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
@@ -29,6 +30,8 @@ def record(options: argparse.Namespace) -> int:
     """Record the program of ``options``; returns the exit status. PrismError: deadlock, mismatch, a failed rank, no space."""
     check_program(options.command)
     check_writable(options.output)
+    if os.path.exists(options.output) and not os.path.isfile(options.output):
+        raise PrismError(f"{options.output}: is a pipe or a device; name a file, beside which payloads can lie")
     launch = describe(options, fix_hash_seed())
     cut = cut_ranks(options)
     payloads = PayloadWriter(payload_path(options.output), options.tensor_budget)
@@ -47,8 +50,9 @@ def record(options: argparse.Namespace) -> int:
             _keep_partial(options, coordinator, launch, problem)
             raise
         kept = payloads.finish(f"partial {mode}".removesuffix(" all") if payloads.lost else mode)
-        graph = _write(options, coordinator, launch, kept)
-        payloads.commit()
+        with signals_wait():  # a kill may come between the two: the reader then finds the store under its other name
+            graph = _write(options, coordinator, launch, kept)
+            payloads.commit()
         options.progress.say(
             f"{len(coordinator.ranks)} ranks recorded: {coordinator.turns.switches:,} switches in {pace.elapsed():.1f} s"
         )

@@ -17,14 +17,9 @@ SHORT = 8  # ranks of a cycle that is searched for from everywhere
 SHOWN = 4  # of a longer one
 
 
-def operation_of(turn: Turn) -> Operation | None:
-    """The operation that a blocked rank waits for."""
-    return turn.issued.get(turn.waits)
-
-
 def missing_ranks(coordinator: Coordinator, turn: Turn) -> list[int]:
     """The ranks that a blocked rank waits for: [] where that is not known (a store key, any source)."""
-    operation = operation_of(turn)
+    operation = turn.operation()
     if operation is None:
         return []
     members = operation.group.members
@@ -83,14 +78,21 @@ def _order(coordinator: Coordinator, kinds: tuple[str, ...]) -> str:
 
 def _ended(coordinator: Coordinator, waiting: dict[int, list[int]]) -> str:
     for number, others in waiting.items():
-        gone = [other for other in others if coordinator.turns[other].state.name == "LEFT"]
-        if gone:
-            operation = operation_of(coordinator.turns[number])
-            assert operation is not None
-            who = [n for n, missing in waiting.items() if missing == others]
+        operation = coordinator.turns[number].operation()
+        if operation is None:
+            continue
+        anybody = [member for member in operation.group.members if member != number] if _is_any(operation) else []
+        gone = [other for other in others or anybody if coordinator.turns[other].state.name == "LEFT"]
+        if gone and (others or gone == anybody):
+            who = [n for n, missing in waiting.items() if missing == others] if others else [number]
             verb, still = ("has" if len(gone) == 1 else "have"), ("waits" if len(who) == 1 else "wait")
             return f"{_ranks(gone)} {verb} ended; {_ranks(who)} still {still} in {operation.text()}"
     return ""
+
+
+def _is_any(operation: Operation) -> bool:
+    """Whether it waits for a message of anybody."""
+    return operation.op is Op.RECV and operation.peer < 0
 
 
 def _asleep(coordinator: Coordinator, waiting: dict[int, list[int]]) -> str:
@@ -109,7 +111,7 @@ def _asleep(coordinator: Coordinator, waiting: dict[int, list[int]]) -> str:
 def _tags(coordinator: Coordinator, waiting: dict[int, list[int]]) -> str:
     """A message that has come, with another tag than its receiver waits for."""
     for number in waiting:
-        operation = operation_of(coordinator.turns[number])
+        operation = coordinator.turns[number].operation()
         if operation is None or operation.op is not Op.RECV:
             continue
         group = operation.group
@@ -128,7 +130,7 @@ def _cycle_text(coordinator: Coordinator, waiting: dict[int, list[int]]) -> str:
     cycle = _cycle(waiting)
     parts, operations = [], set()
     for number, other in zip(cycle, cycle[1:] + cycle[:1], strict=True):
-        operation = operation_of(coordinator.turns[number])
+        operation = coordinator.turns[number].operation()
         assert operation is not None
         verb = {Op.SEND: "to receive in", Op.RECV: "to send in"}.get(operation.op, "in")
         parts.append(f"rank {number} waits for rank {other} {verb} {operation.group.label()} at {operation.site}")
@@ -179,4 +181,7 @@ def _key(coordinator: Coordinator, _: dict[int, list[int]]) -> str:
         missing = [key for key in waiter.keys if key not in coordinator.store.values]
         if missing:
             return f"rank {waiter.rank} waits for store key {missing[0]!r}, which nobody has set"
+    for number, turn in coordinator.turns.items():
+        if turn.polls.since and turn.operation() is None:
+            return f"rank {number} polls {turn.polls.text()}, and nobody changes the answer"
     return ""

@@ -9,6 +9,7 @@ from enum import Enum
 
 from prism_tools.capture import wire
 from prism_tools.capture.server import Operation, Rank
+from prism_tools.record.polls import Polls
 
 LOOKAHEAD = 4  # ready ranks among which a wanted one is looked for
 
@@ -36,6 +37,16 @@ class Turn:
     done: dict[int, tuple[tuple, wire.Parcel]] = field(default_factory=dict)  # complete, nobody has asked yet
     asked: dict[int, wire.Peer] = field(default_factory=dict)  # other threads that wait
     last: Operation | None = None
+    polls: Polls = field(default_factory=Polls)
+
+    def operation(self) -> Operation | None:
+        """The operation that it waits for, or polls, or that another of its threads waits for while it is stalled."""
+        if self.waits:
+            return self.issued.get(self.waits)
+        if self.polls.since:
+            return self.issued.get(self.polls.question[1]) if self.polls.question[0] == "test" else None
+        opids = [*self.asked, *sorted(self.rank.watched)] if self.is_stalled() else []
+        return next((self.issued[opid] for opid in opids if opid in self.issued), None)
 
     def is_stalled(self) -> bool:
         """Whether it has lost its turn without having said that it waits."""

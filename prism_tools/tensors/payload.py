@@ -44,7 +44,8 @@ def checksum(data: Any) -> bytes:
 class PayloadWriter:
     """Appends contributions to a temporary file beside ``path``; ``finish`` completes and ``commit`` renames it.
 
-    ``discard`` removes what was not committed; what a killed writer of the same path left is removed by the next one.
+    ``discard`` removes what was not committed; what a killed writer of the same path left is removed by the next one:
+    a whole store, to which the graph may belong (PayloadReader finds it), not before ``commit`` replaces that graph's.
     When the file would grow beyond ``budget`` bytes, new contents are from then on summaries only, unless they are
     essential: ``lost`` is their size in bytes, ``summarised`` where they belong.
     """
@@ -56,10 +57,11 @@ class PayloadWriter:
         self.lost = 0
         self.summarised: list[Place] = []
         self._full = False
-        folder, name = os.path.split(self.path)
-        _remove_orphans(os.path.join(glob.escape(folder), f".{glob.escape(name)}.prism-*.tmp"))
+        if os.path.isdir(self.path):  # nothing could replace it at the end
+            raise PrismError(f"{path}: is a folder; payloads are kept in a file of this name, move it away")
+        _remove_orphans(self.path, whole=False)
         try:
-            self._temporary = os.path.join(folder, f".{name}.prism-{self.uuid.hex[:8]}.tmp")
+            self._temporary = _uncommitted(self.path, str(self.uuid))
             handle = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise PrismError(f"{path}: cannot write here: {error.strerror}") from error
@@ -128,6 +130,7 @@ class PayloadWriter:
             self._file.close()
         except OSError as error:
             raise PrismError(f"{self.path}: cannot write here: {error.strerror}") from error
+        _remove_orphans(self.path, whole=True)
 
     def discard(self) -> None:
         """Remove the temporary file."""
@@ -144,13 +147,21 @@ class PayloadWriter:
             raise PrismError(f"{self.path}: {error.strerror}; free some space or use --tensors none") from error
 
 
-def _remove_orphans(pattern: str) -> None:
-    """Remove temporary files whose writer was killed: nobody holds their lock."""
-    for path in glob.glob(pattern):
+def _uncommitted(path: str, uuid: str) -> str:
+    """Where the store of this UUID is until it is committed to ``path``."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.prism-{uuid[:8]}.tmp")
+
+
+def _remove_orphans(path: str, whole: bool) -> None:
+    """Remove temporary files whose writer was killed (nobody holds their lock); those that are complete if ``whole``."""
+    folder, name = os.path.split(path)
+    for orphan in glob.glob(os.path.join(glob.escape(folder), f".{glob.escape(name)}.prism-*.tmp")):
         try:
-            with open(path, "r+b") as file:
+            with open(orphan, "r+b") as file:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(path)
+                if whole or not _is_whole(file.fileno()):
+                    os.unlink(orphan)
         except OSError:
             pass  # another writer is at work, or it is not ours to remove
 
@@ -160,9 +171,7 @@ class PayloadReader:
     Contents are verified when they are read. ``known``: what each contribution's entry says of its content."""
 
     def __init__(self, payload: Payload, beside: str = "") -> None:
-        path = os.path.join(beside, payload.path)
-        near = os.path.join(beside, os.path.basename(payload.path))
-        self.path = near if beside and os.path.exists(near) and not _is(path, payload.uuid) else path
+        self.path = _found(payload, beside)
         try:
             self._file = open(self.path, "rb")
             size = os.fstat(self._file.fileno()).st_size
@@ -176,7 +185,7 @@ class PayloadReader:
         if str(uuid_module.UUID(bytes=bytes(head[len(MAGIC) :]))) != payload.uuid:
             raise PrismError(f"{self.path}: belongs to another recording; record again")
         start, *rows, name = FOOTER.unpack(self._read(size - FOOTER.size, FOOTER.size))
-        lengths = [count * table.itemsize for count, table in zip(rows, (BLOB, ENTRY, SUMMARY), strict=True)]
+        lengths = _lengths(rows)
         if start + sum(lengths) + FOOTER.size != size:
             raise PrismError(f"{self.path}: truncated payload store; record again")
         tables = self._read(start, sum(lengths))
@@ -226,6 +235,31 @@ class PayloadReader:
             more = os.preadv(self._file.fileno(), [memoryview(data)[count:]], offset + count)
             count = count + more if more else length
         return data
+
+
+def _found(payload: Payload, beside: str) -> str:
+    """The store of this UUID: at its path, beside the graph, or where a writer that was killed before ``commit`` left it;
+    else what there is instead."""
+    path = os.path.join(beside, payload.path)
+    near = os.path.join(beside, os.path.basename(payload.path))
+    places = [path, near] if beside else [path]
+    places += [_uncommitted(place, payload.uuid) for place in places]
+    instead = near if beside and os.path.exists(near) else path
+    return next((place for place in places if _is(place, payload.uuid)), instead)
+
+
+def _lengths(rows: list[int]) -> list[int]:
+    """Bytes of the three tables."""
+    return [count * table.itemsize for count, table in zip(rows, (BLOB, ENTRY, SUMMARY), strict=True)]
+
+
+def _is_whole(handle: int) -> bool:
+    """Whether ``finish`` came to its end."""
+    size = os.fstat(handle).st_size
+    if size < HEAD + FOOTER.size:
+        return False
+    start, *rows, _ = FOOTER.unpack(os.pread(handle, FOOTER.size, size - FOOTER.size))
+    return start + sum(_lengths(rows)) + FOOTER.size == size
 
 
 def _is(path: str, uuid: str) -> bool:

@@ -138,3 +138,23 @@ def test_a_wait_that_expires_is_in_the_log():
     assert store.waiting["token"].deadline > 10**9
     store.expire("token")
     assert store.waiting == {} and store.log == [(2, "expired", "a", b"")]
+
+
+def test_a_queue_and_a_value_of_one_name_are_two_things():
+    store = KeyValue()
+    ask(store, "queue_push", "q", b"1")
+    ask(store, "set", "v", b"2")
+    assert store.call(0, "get", ("q",), "getter") == (False, None)
+    assert store.call(0, "queue_pop", ("v", True), "popper") == (False, None)
+    assert ask(store, "queue_pop", "v", False) is None
+    ask(store, "set", "q", b"3")
+    ask(store, "queue_push", "v", b"4")
+    assert store.released() == [("getter", b"3"), ("popper", b"4")]
+
+
+def test_questions_are_not_logged():
+    store = KeyValue()
+    for amount in (0, 0, 2, 0):
+        ask(store, "add", "n", amount)
+    assert ask(store, "compare_set", "n", b"7", b"8") == b"2"
+    assert store.log == [(0, "add", "n", b"0"), (0, "add", "n", b"2")]

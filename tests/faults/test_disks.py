@@ -87,5 +87,7 @@ def test_no_such_folder(bench, sums):
     assert done.stderr == f"prism-record: none/run.h5: cannot write here: {os.strerror(errno.ENOENT)}\n"
     done = bench.run("record", "-n", 2, "-o", ".", "--", program("forever.py"), expect=1)
     assert done.stderr == "prism-record: .: is a folder; name a file\n"
+    done = bench.run("record", "-n", 2, "-o", "/dev/null", "--", program("forever.py"), expect=1)
+    assert done.stderr == "prism-record: /dev/null: is a pipe or a device; name a file, beside which payloads can lie\n"
     done = bench.run("calibrate", sums["sliced"], "-o", "none/x.h5", expect=1)
     assert done.stderr.startswith("prism-calibrate: none/x.h5: cannot be written: ") and done.stderr.count("\n") == 1

@@ -115,6 +115,31 @@ def test_another_tag(bench):
     )
 
 
+def test_a_receive_from_anybody(bench):
+    assert report(bench, 3, "dist.recv(t) if rank == 0 else None\n") == deadlock(
+        "0 recv 16 B float32 world [0,1,2] - T any job.py:7 <module>",
+        "1-2 - - - - - program ended",
+        "ranks 1-2 have ended; rank 0 still waits in recv 16 B float32 (job.py:7 <module>)",
+    )
+
+
+def test_a_rank_that_polls_when_another_fails(bench):
+    """It is told to give up between a question and its answer, and says nothing of its own."""
+    body = (
+        "store = dist.distributed_c10d._get_default_store()\n"
+        "while rank == 0 and not store.check(['go']):\n    pass\nraise ValueError('wrong')\n"
+    )
+    lines = report(bench, 2, body)
+    assert lines[-3:-1] == [
+        "ValueError: wrong",
+        "prism-record: rank 1 ended with exit status 1 after job.py:6 <module>",
+    ]
+    assert [line for line in lines if line.startswith(("Traceback", "File"))] == [
+        "Traceback (most recent call last):",
+        'File "job.py", line 10, in <module>',
+    ]
+
+
 ASLEEP = """
 if rank == 1:
     lock = threading.Lock()
@@ -130,13 +155,17 @@ elif rank == 4:
     os.read(ends[0], 1)
 elif rank == 6:
     os.kill(os.getpid(), 19)
+elif rank == 7:
+    thread = threading.Thread(target=dist.recv, args=(t, 0))
+    thread.start()
+    thread.join()
 dist.all_reduce(t)
 """
 
 
 def test_ranks_that_are_stuck_outside_communication(bench):
     """One turn for all: a sleeper gives it to the others. They are named first, and at the end, if nothing else can go on."""
-    lines = report(bench, 7, ASLEEP, jobs=1)
+    lines = report(bench, 8, ASLEEP, jobs=1)
     places = {1: "a lock (futex)", 2: "a subprocess (wait4)", 3: "a socket (recvfrom)", 4: "a pipe (read)"}
     places[6] = "a stop (SIGSTOP or the like)"
     assert sorted(lines[:5]) == [
@@ -145,8 +174,9 @@ def test_ranks_that_are_stuck_outside_communication(bench):
         for rank, what in places.items()
     ]
     assert lines[5:] == deadlock(
-        "0,5 all_reduce 16 B float32 world [0,1,2,3,4,5,6] 1 T 1-4,6 job.py:22 <module>",
+        "0,5 all_reduce 16 B float32 world [0,1,2,3,4,5,6,7] 1 T 1-4,6-7 job.py:26 <module>",
         *(f"{rank} {what} - - T - after job.py:6 <module>" for rank, what in places.items()),
+        "7 recv 16 B float32 world [0,1,2,3,4,5,6,7] - T 0 job.py:25 <module>",
         "ranks 1-4,6 are outside communication, in a lock (futex) (rank 1); ranks 0,5 wait for them",
     )
 

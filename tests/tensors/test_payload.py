@@ -249,3 +249,27 @@ def test_what_a_killed_writer_left_goes_and_a_living_ones_stays(tmp_path):
     other.write_text("of another output")
     PayloadWriter(path, 100).discard()
     assert os.listdir(tmp_path) == [other.name]
+
+
+def test_a_store_whose_writer_was_killed_before_it_was_committed(tmp_path):
+    """The graph may have been renamed already, or not: both find their stores until the next one takes their place."""
+    _, old = written(tmp_path, {(0, 0): b"old"})
+    code = (
+        "import sys, os, signal; from prism_tools.tensors.payload import PayloadWriter\n"
+        "w = PayloadWriter(sys.argv[1], 1 << 20); w.add((0, 0), [('uint8', 3)], b'new'); print(w.finish().uuid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    call = [sys.executable, "-c", code, old.path]
+    uuid = subprocess.run(call, env=environment(), stdout=subprocess.PIPE, text=True).stdout.strip()
+    new = replace(old, uuid=uuid, path="run.payload")
+    PayloadWriter(old.path, 100).discard()  # a recording that fails takes neither away
+    assert bytes(PayloadReader(old).get(0, 0)) == b"old"
+    assert bytes(PayloadReader(new, str(tmp_path)).get(0, 0)) == b"new"
+    written(tmp_path, {})
+    assert os.listdir(tmp_path) == ["run.payload"]
+
+
+def test_a_folder_in_the_way(tmp_path):
+    (tmp_path / "run.payload").mkdir()
+    with pytest.raises(PrismError, match="run.payload: is a folder; payloads are kept in a file of this name"):
+        PayloadWriter(str(tmp_path / "run.payload"), 100)
