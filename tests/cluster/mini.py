@@ -125,7 +125,7 @@ class MiniSlurm:
             self._start("slurmctld", "-D", "-c", "-f", self.conf)
             for node in self.nodes:
                 self.start_node(node)
-            until(lambda: self.idle() == self.nodes, limit=30)
+            self.rest()
         except BaseException:
             self.__exit__()
             raise
@@ -151,6 +151,10 @@ class MiniSlurm:
     def idle(self) -> list[str]:
         """Names of the idle nodes."""
         return self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", expect=None).stdout.split()
+
+    def rest(self) -> None:
+        """Wait until all nodes are idle: a job that has ended may still hold some, and the next would get others."""
+        until(lambda: self.idle() == self.nodes, limit=30)
 
     def run(
         self, *argv: object, cwd: Path | None = None, expect: int | None = 0, limit: float = CLIENT_LIMIT, **more: str

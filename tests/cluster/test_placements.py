@@ -25,6 +25,7 @@ def shown(slurm, tmp_path):
     (tmp_path / "show.py").write_text(SHOW)
 
     def run(*launcher, python=(sys.executable,)):
+        slurm.rest()
         return sorted(slurm.run(*launcher, *python, "show.py", cwd=tmp_path).stdout.splitlines())
 
     return run
