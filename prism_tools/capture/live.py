@@ -60,6 +60,7 @@ class LiveSession:
     """
 
     announces_groups = False
+    pretends = False
     callbacks_wait = False
 
     def __init__(self, folder: str, stop_after: int, hold: int) -> None:
