@@ -86,7 +86,12 @@ def _host() -> str:
 
 
 def _absent() -> list[str]:
-    return [name for name in (*DAEMONS, "srun", "sbatch") if shutil.which(name) is None]
+    return [name for name in (*DAEMONS, "srun", "sbatch") if _place(name) is None]
+
+
+def _place(name: str) -> str | None:
+    """Where a program is; daemons are not on everybody's PATH."""
+    return shutil.which(name, path=os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"]))
 
 
 def reap(mark: str) -> None:
@@ -174,7 +179,7 @@ class MiniSlurm:
 
     def variables(self, **more: str) -> dict[str, str]:
         """The environment of a client: as of a tool, with the tools on PATH."""
-        path = os.pathsep.join([str(ROOT / "bin"), os.environ["PATH"]])
+        path = os.pathsep.join([os.path.dirname(sys.executable), str(ROOT / "bin"), os.environ["PATH"]])
         base = environment(SLURM_CONF=str(self.conf), PATH=path, OMP_NUM_THREADS="1")
         return base | {MARK: self.mark} | more
 
@@ -182,7 +187,7 @@ class MiniSlurm:
         output = open(self.folder / f"{name}.out", "ab")
         with output:
             self.daemons[name] = subprocess.Popen(
-                [program or name, *map(str, argv)],
+                [_place(program or name) or name, *map(str, argv)],
                 env=self.variables(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

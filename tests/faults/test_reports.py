@@ -156,7 +156,7 @@ elif rank == 4:
 elif rank == 6:
     os.kill(os.getpid(), 19)
 elif rank == 7:
-    thread = threading.Thread(target=dist.recv, args=(t, 0))
+    thread = threading.Thread(target=lambda: dist.recv(t, 0))
     thread.start()
     thread.join()
 dist.all_reduce(t)
@@ -176,7 +176,7 @@ def test_ranks_that_are_stuck_outside_communication(bench):
     assert lines[5:] == deadlock(
         "0,5 all_reduce 16 B float32 world [0,1,2,3,4,5,6,7] 1 T 1-4,6-7 job.py:26 <module>",
         *(f"{rank} {what} - - T - after job.py:6 <module>" for rank, what in places.items()),
-        "7 recv 16 B float32 world [0,1,2,3,4,5,6,7] - T 0 job.py:25 <module>",
+        "7 recv 16 B float32 world [0,1,2,3,4,5,6,7] - T 0 job.py:23 <lambda>",
         "ranks 1-4,6 are outside communication, in a lock (futex) (rank 1); ranks 0,5 wait for them",
     )
 

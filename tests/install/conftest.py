@@ -10,7 +10,7 @@ import pytest
 from tests.install.tree import fetch, make
 from tests.tools import ROOT
 
-SOURCES = ("prism_tools", "bin", "share", "Makefile", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("prism_tools", "bin", "share", "slurm", "Makefile", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="session")
