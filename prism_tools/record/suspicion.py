@@ -177,7 +177,7 @@ def _ring(waiting: dict[int, list[int]]) -> list[int]:
 
 def _key(coordinator: Coordinator, _: dict[int, list[int]]) -> str:
     """A key that nobody set."""
-    for waiter in coordinator.store.waiting.values():
+    for waiter in sorted(coordinator.store.waiting.values(), key=lambda waiter: waiter.rank):
         missing = [key for key in waiter.keys if key not in coordinator.store.values]
         if missing:
             return f"rank {waiter.rank} waits for store key {missing[0]!r}, which nobody has set"
