@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import warnings
 from collections.abc import Iterator
 
@@ -60,7 +61,7 @@ def warm_up() -> list[Exception]:
     failed: list[Exception] = []
     with warnings.catch_warnings(), _kept(failed):
         warnings.simplefilter("ignore")
-        if torch.accelerator.is_available():  # its backward starts threads, which a fork would leave behind
+        if _has_devices():  # its backward starts threads, which a fork would leave behind
             with torch.no_grad():
                 _Block()(torch.ones(2, TOKENS, WIDTH))
         else:
@@ -75,6 +76,18 @@ def warm_up() -> list[Exception]:
                 dist.destroy_process_group()
     _random._rng_tracker = tracker
     return failed
+
+
+def _has_devices() -> bool:
+    """Asked of the driver's library: the CUDA runtime, once it is asked, works in no forked process any more."""
+    before = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    try:
+        return torch.cuda.is_available()
+    finally:
+        del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
+        if before is not None:
+            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = before
 
 
 @contextlib.contextmanager

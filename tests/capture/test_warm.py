@@ -4,6 +4,9 @@ import json
 import subprocess
 import sys
 
+import pytest
+import torch
+
 from tests.tools import environment
 
 SCRIPT = """
@@ -17,7 +20,8 @@ before = {name: repr(value) for name, value in vars(distributed_c10d._world).ite
 failed = warm.warm_up()
 ranks.preload(warm=True)
 after = {name: repr(value) for name, value in vars(distributed_c10d._world).items()}
-threads = len(os.listdir("/proc/self/task"))
+names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+threads = sum(not name.startswith("cuda") for name in names)  # where devices are counted, their driver has one
 reads, writes = os.pipe()
 if not os.fork():  # a rank
     weight = torch.ones(2, requires_grad=True)
@@ -54,3 +58,17 @@ def printed(script):
 def test_every_kind_of_model_runs_nothing_is_left_and_a_rank_trains():
     name = printed(FRESH)
     assert printed(SCRIPT) == [[], True, 1, False, True, [[3.0, 3.0], name]]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_ranks_can_use_devices_that_the_parent_has_only_counted(bench):
+    """A backward pass asks for devices, on the CPU too; in a fork that fails if the parent has asked the CUDA runtime."""
+    (bench.out / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "weight = torch.ones(3, requires_grad=True)\n"
+        "(weight * 2).sum().backward()\n"
+        "print(f'check rank {dist.get_rank()} {weight.grad.tolist()} {(weight.cuda() + 1).sum().item()}', flush=True)\n"
+    )
+    done = bench.run("record", "-n", 2, "-o", "run.h5", "--", "train.py")
+    assert done.lines("check") == [f"check rank {rank} [2.0, 2.0, 2.0] 6.0" for rank in range(2)]
