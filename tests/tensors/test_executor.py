@@ -88,6 +88,36 @@ def test_multiplied_sum():
     same(execute(Op.ALL_REDUCE, ins, Reduce.PREMUL_SUM, -1, 0.5)[0], [np.array([3.5], np.float32)])
 
 
+@pytest.mark.parametrize("op", [Op.ALL_REDUCE, Op.REDUCE_SCATTER])
+@pytest.mark.parametrize("kind", [Reduce.SUM, Reduce.AVG, Reduce.PREMUL_SUM])
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128, np.float64, np.float16])
+def test_what_gloo_refuses_is_numpys_fold(op, kind, dtype):
+    """Averages of complex numbers and multiplied sums, as NCCL has them; eighths, so that no type rounds."""
+    values = (np.arange(24).reshape(3, 2, 4) / 8).astype(dtype) * dtype(
+        1 if dtype in (np.float64, np.float16) else 1 + 2j
+    )
+    ins = [[torch.from_numpy(part.copy()) for part in (mine[:1] if op is Op.ALL_REDUCE else mine)] for mine in values]
+    if op is Op.REDUCE_SCATTER:
+        ins = [[*mine, torch.from_numpy(np.zeros(4, dtype))] for mine in ins]
+    total = values.sum(0) * {Reduce.SUM: 1, Reduce.AVG: 1 / 3, Reduce.PREMUL_SUM: 0.5}[kind]
+    out = execute(op, ins, kind, -1, 0.5)[0]
+    assert out[0].numpy().dtype == dtype
+    np.testing.assert_allclose(out[0].numpy(), total[0].astype(dtype), rtol=0 if kind is not Reduce.AVG else 1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_eight_bit_floats(dtype):
+    """As NCCL adds them; values that the type holds."""
+    ins = [[torch.tensor([1.0, 2.0, -4.0]).to(dtype)], [torch.tensor([3.0, 0.5, 4.0]).to(dtype)]]
+    for kind, expected in (
+        (Reduce.SUM, [4.0, 2.5, 0.0]),
+        (Reduce.MAX, [3.0, 2.0, 4.0]),
+        (Reduce.AVG, [2.0, 1.25, 0.0]),
+    ):
+        out = execute(Op.ALL_REDUCE, ins, kind, -1)[1][0]
+        assert (out.dtype, out.float().tolist()) == (dtype, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_floats_are_summed_wide_and_rounded_once(dtype):
     """256 + 0.75 + 0.75 in bfloat16 is 256 where each sum is rounded, 258 where only the last one is."""
