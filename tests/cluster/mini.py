@@ -78,6 +78,7 @@ def missing() -> str:
         for words in (["update"], install) if _absent() else ():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 subprocess.run(["apt-get", "-qq", *words], **quiet)  # type: ignore[call-overload]
+        Path(lock.name).unlink(missing_ok=True)
     return f"apt-get did not install {', '.join(_absent())}" if _absent() else ""
 
 
