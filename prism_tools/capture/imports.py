@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -52,21 +53,31 @@ def _harmless(names: Sequence[str]) -> int:
     here, there = os.pipe()
     child = os.fork()
     if not child:
-        before = len(os.listdir("/proc/self/task"))
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(null, descriptor)
-        for count, name in enumerate(names, 1):
-            _load(name)
-            if len(os.listdir("/proc/self/task")) > before:
-                break
-            os.write(there, b"%d\n" % count)
-        os._exit(0)
+        try:
+            _try(names, there)
+        finally:
+            os._exit(0)  # whatever happens: what follows is the parent's
     os.close(there)
-    with open(here) as told:
-        counts = told.read().split()
-    os.waitpid(child, 0)
+    try:
+        with open(here) as told:
+            counts = told.read().split()
+    finally:
+        os.kill(child, signal.SIGKILL)  # it has closed its pipe, or we are interrupted
+        os.waitpid(child, 0)
     return int(counts[-1]) if counts else 0
+
+
+def _try(names: Sequence[str], there: int) -> None:
+    """Import the modules in silence; tell after each how many there are, until one has started a thread."""
+    before = len(os.listdir("/proc/self/task"))
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    for count, name in enumerate(names, 1):
+        _load(name)
+        if len(os.listdir("/proc/self/task")) > before:
+            return
+        os.write(there, b"%d\n" % count)
 
 
 def _load(name: str) -> None:

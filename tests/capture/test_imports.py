@@ -69,3 +69,19 @@ def test_once_for_all_ranks_and_threads_for_each(installed, bench):
     )
     assert done.lines("check") == [f"check rank {rank} 2" for rank in range(4)]
     assert log.read_text().splitlines() == ["imported"] * 2
+
+
+def test_a_module_that_interrupts_is_left_to_the_ranks(installed, bench):
+    """The child that tries ends there, and does nothing of what the tool has yet to do."""
+    (installed / "interrupts.py").write_text("raise KeyboardInterrupt\n")
+    (bench.out / "train.py").write_text(
+        "import counted\n"
+        "try:\n    import interrupts\nexcept KeyboardInterrupt:\n    print('check rank 0 went on', flush=True)\n"
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n"
+    )
+    log = bench.out / "imported"
+    done = bench.run(
+        "record", "-n", 1, "-o", "run.h5", "--", "train.py", PYTHONPATH=str(installed), OMP_IMPORTED=str(log)
+    )
+    assert (done.stderr, done.lines("check")) == ("", ["check rank 0 went on"])
+    assert log.read_text().splitlines() == ["imported"] * 2
