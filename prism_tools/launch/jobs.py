@@ -116,7 +116,7 @@ class Parts:
                 if not job.watcher.is_done(job_id, mode="force"):
                     self.jobs[name] = job
         if self.jobs:
-            self.progress.say(f"taking up {len(self.jobs)} jobs of an earlier call")
+            self.progress.say(f"jobs of an earlier call go on with {', '.join(self.jobs)}")
 
     def _submit(self, names: Sequence[str]) -> None:
         from prism_tools.launch.submit import CHUNK, Executor
@@ -128,7 +128,9 @@ class Parts:
             self.jobs |= dict(zip(chunk, jobs, strict=True))
             with open(self.folder / LIST, "a") as stream:
                 stream.writelines(f"{job.job_id}\t{name}\n" for job, name in zip(jobs, chunk, strict=True))
-            self.progress.say(f"submitted {len(chunk)} jobs: {jobs[0].job_id} to {jobs[-1].job_id}")
+            self.progress.say(
+                f"submitted {', '.join(chunk[:SHOWN])}{' …' * (len(chunk) > SHOWN)} as job {_array(jobs[0])}"
+            )
 
     def _wait(self, waiting: set[str]) -> None:
         ended: dict[str, float] = {}  # name -> since when its job is known to be over
@@ -168,3 +170,7 @@ class Parts:
         count = f"{len(self.failed)} of {len(self.commands)} jobs failed, first {name}"
         remedy = "the same command makes only what is missing"
         return PrismError(f"{count} (job {job.job_id}, {state}, {log}); {remedy}", detail="\n".join(told[-SHOWN:]))
+
+
+def _array(job: Job) -> str:
+    return job.job_id.partition("_")[0]

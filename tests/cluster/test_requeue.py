@@ -1,0 +1,78 @@
+"""What clusters do to jobs that run: requeue them, preempt them, lose their nodes, end their time. On real daemons."""
+
+import os
+import re
+import signal
+
+import pytest
+
+from prism_tools.graph import file
+from tests.cluster.gate import Gate
+from tests.tools import until
+
+
+@pytest.fixture
+def gate(slurm, tmp_path, stages):
+    return Gate(slurm, tmp_path, stages)
+
+
+def lose_the_node(slurm, gate, part):
+    """Kill the daemon of a part's node, and have Slurm notice at once; then the node comes back."""
+    node = re.search(r" BatchHost=(\w+)", gate.show(part))[1]
+    daemon = slurm.daemons[f"slurmd-{node}"]
+    os.kill(daemon.pid, signal.SIGKILL)
+    daemon.wait()
+    slurm.run("scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
+    slurm.start_node(node)
+    slurm.run("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+FAULTS = {
+    "requeued": lambda slurm, gate, part: slurm.run("scontrol", "requeue", gate.job(part)),
+    "preempted": lambda slurm, gate, part: slurm.run("scancel", "--batch", "--signal=USR2", gate.job(part)),
+    "node lost": lose_the_node,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_slice_starts_again(slurm, gate, fault):
+    """The other one, that runs beside it, runs on; of the first attempt no process is left."""
+    driver = gate.start()
+    gate.arrived(2)
+    before = gate.ranks()
+    FAULTS[fault](slurm, gate, "slice-1")
+    gate.arrived(1, attempt=1)
+    lost = set(before) - set(gate.ranks())
+    assert lost and all("slice-1.h5" in line for line in lost)
+    assert all("slice-0.h5" in line for line in set(before) - lost)
+    gate.open()
+    assert gate.finish(driver) == 0, gate.said
+    assert gate.sliced() == [0, 0, 1, 1]
+    assert "slice-0: done" in gate.said and "failed" not in gate.said
+
+
+def test_the_end_of_its_time(slurm, gate):
+    """A slice whose time is over has failed; the other one is kept, and the same command makes what is missing."""
+    driver = gate.start("--slurm-args=--time=60")
+    gate.arrived(2)
+    slurm.run("scontrol", "update", f"jobid={gate.job('slice-1')}", "endtime=now")
+    until(lambda: "JobState=TIMEOUT" in gate.show("slice-1"), limit=60)
+    gate.open()
+    assert gate.finish(driver) == 1
+    assert "prism-slice: 1 of 2 jobs failed, first slice-1 (job " in gate.said and ", TIMEOUT, " in gate.said
+    until(lambda: gate.ranks() == [])
+    again = gate.start()
+    assert gate.finish(again) == 0 and "1 of 2 parts are there already" in gate.said
+    assert gate.sliced() == [0, 0, 1, 1]
+
+
+def test_a_replay_starts_again(slurm, gate, sums, tmp_path):
+    program = ["--", "program.py", gate.pipe]
+    argv = ["-r", "0-1", sums["calibrated"], "-o", "replayed.h5", "--slurm", *program]
+    driver = gate.start_tool("replay", *argv)
+    gate.arrived(1)
+    slurm.run("scontrol", "requeue", gate.job("replay"))
+    gate.arrived(1, attempt=1)
+    gate.open()
+    assert gate.finish(driver) == 0, gate.said
+    assert file.read(tmp_path / "replayed.h5").replay.timing.rank.tolist() == [0, 1]
