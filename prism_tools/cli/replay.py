@@ -56,7 +56,7 @@ def _by_slurm(options: argparse.Namespace) -> None:
     program = common.recorded_program(options)
     common.choose_command(common.read_graph(options), options)
     ranks = ",".join(map(str, options.ranks))
-    with parts(options.tool, options.file, options.output, [ranks, os.getcwd(), program]) as folder:
+    with parts(options.tool, options.file, options.output, [ranks, program]) as folder:
         part = str(folder / "replay.h5")
         command = [*common.this_tool(), "-r", ranks, os.path.abspath(options.file), "-o", part, *program]
         Parts(folder, {"replay": command}, options.slurm_args or [], options.progress).complete()

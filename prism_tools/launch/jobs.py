@@ -145,7 +145,7 @@ class Parts:
                     state != "COMPLETED" or time.monotonic() > ended.setdefault(name, time.monotonic()) + LAG
                 ):
                     self.failed[name] = state
-                    self._tell(name, f"failed ({state})")
+                    self._tell(name, state.lower())
                 else:
                     self._tell(name, state.lower())
                     continue

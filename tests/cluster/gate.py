@@ -29,7 +29,7 @@ class Gate:
         (folder / "program.py").write_text(GATE + SUMS.read_text())
         bare = stages.recorded(SUMS, world=4).path
         self.argv = ["run", bare, "-s", 2, "-o", "sliced.h5", "--slurm", "--no-probe"]
-        self.program = ["--", "program.py", self.pipe]
+        self.program = ["--", folder / "program.py", self.pipe]
         self.said = ""
 
     def start(self, *options: object) -> subprocess.Popen[str]:

@@ -67,8 +67,7 @@ def test_the_end_of_its_time(slurm, gate):
 
 
 def test_a_replay_starts_again(slurm, gate, sums, tmp_path):
-    program = ["--", "program.py", gate.pipe]
-    argv = ["-r", "0-1", sums["calibrated"], "-o", "replayed.h5", "--slurm", *program]
+    argv = ["-r", "0-1", sums["calibrated"], "-o", "replayed.h5", "--slurm", *gate.program]
     driver = gate.start_tool("replay", *argv)
     gate.arrived(1)
     slurm.run("scontrol", "requeue", gate.job("replay"))
