@@ -151,8 +151,8 @@ class Parts:
                     continue
                 waiting.remove(name)
             running = sum(self.states[name] == "running" for name in waiting)
-            total = len(self.commands)
-            self.progress.update(f"{total - len(waiting)}/{total} over, {running} running, {len(self.failed)} failed")
+            total, failed = len(self.commands), f", {len(self.failed)} failed" if self.failed else ""
+            self.progress.update(f"{total - len(waiting)}/{total} over, {running} running{failed}")
             if waiting:
                 time.sleep(POLL)
 

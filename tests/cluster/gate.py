@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from prism_tools.graph import file
@@ -20,7 +21,7 @@ open(sys.argv[1]).read()
 
 
 class Gate:
-    """Two slices of two ranks of SUMS, each waiting in its own job."""
+    """Slices of SUMS, of two ranks each or of one, each waiting in its own job."""
 
     def __init__(self, slurm, folder: Path, stages) -> None:
         self.slurm, self.folder = slurm, folder
@@ -28,13 +29,13 @@ class Gate:
         os.mkfifo(self.pipe)
         (folder / "program.py").write_text(GATE + SUMS.read_text())
         bare = stages.recorded(SUMS, world=4).path
-        self.argv = ["run", bare, "-s", 2, "-o", "sliced.h5", "--slurm", "--no-probe"]
+        self.argv = ["run", bare, "-o", "sliced.h5", "--slurm", "--no-probe"]
         self.program = ["--", folder / "program.py", self.pipe]
         self.said = ""
 
-    def start(self, *options: object) -> subprocess.Popen[str]:
+    def start(self, size: int = 2, options: Sequence[str] = ()) -> subprocess.Popen[str]:
         """prism-slice, waiting for its jobs."""
-        return self.start_tool("slice", *self.argv, *options, *self.program)
+        return self.start_tool("slice", *self.argv, "-s", size, *options, *self.program)
 
     def start_tool(self, tool: str, *arguments: object) -> subprocess.Popen[str]:
         """A tool that waits for its jobs."""
@@ -49,7 +50,7 @@ class Gate:
 
     def refused(self) -> str:
         """What another prism-slice says that must fail."""
-        call = command("slice", *self.argv, *self.program)
+        call = command("slice", *self.argv, "-s", 2, *self.program)
         return self.slurm.run(*call, cwd=self.folder, expect=1).stderr
 
     def arrived(self, count: int, attempt: int = 0) -> None:
