@@ -96,7 +96,7 @@ class Parts:
         except BaseException:
             if left := [name for name in self.jobs if name not in self.failed and not self.path(name).exists()]:
                 remedy = f"the same command takes them up, scancel --name={self._name()} ends them"
-                self.progress.warn(f"{len(left)} jobs go on; {remedy}")
+                self.progress.warn(f"the jobs of {len(left)} parts go on; {remedy}")
             raise
         if self.failed:
             raise self._failure()
@@ -109,12 +109,11 @@ class Parts:
         from prism_tools.launch.submit import Job
 
         path = self.folder / LIST
-        for line in path.read_text().splitlines() if path.exists() else ():
-            job_id, name = line.split("\t")
-            if name in missing:
-                job: Job = Job(folder=self.folder, job_id=job_id)
-                if not job.watcher.is_done(job_id, mode="force"):
-                    self.jobs[name] = job
+        lines = path.read_text().splitlines() if path.exists() else []
+        listed = [line.split("\t") for line in lines]
+        jobs = [(name, Job(folder=self.folder, job_id=job_id)) for job_id, name in listed if name in missing]
+        Job.watcher.update()  # of all of them at once
+        self.jobs = {name: job for name, job in jobs if not job.watcher.is_done(job.job_id, mode="cache")}
         if self.jobs:
             self.progress.say(f"jobs of an earlier call go on with {', '.join(self.jobs)}")
 
@@ -135,7 +134,7 @@ class Parts:
     def _wait(self, waiting: set[str]) -> None:
         ended: dict[str, float] = {}  # name -> since when its job is known to be over
         while waiting:
-            for name in sorted(waiting):
+            for name in [name for name in self.commands if name in waiting]:
                 job = self.jobs[name]
                 done = job.done()
                 state = job.watcher.get_state(job.job_id, mode="cache")

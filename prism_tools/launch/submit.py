@@ -94,10 +94,10 @@ class Executor(slurm.SlurmExecutor):
 
     def __init__(self, folder: Path, name: str, arguments: Sequence[str]) -> None:
         super().__init__(folder, python=f"exec {shlex.quote(sys.executable)}")  # exec: signals reach Python
-        self.arguments = list(arguments)
+        self.arguments = [*arguments, f"--job-name={name}"]  # the name is ours: jobs are cancelled by it
         own = {"ntasks": 1, "requeue": True}
         self.update_parameters(
-            job_name=name, nodes=1, exclusive=True, mem="0", time=None, wckey=None, use_srun=False,
+            nodes=1, exclusive=True, mem="0", time=None, wckey=None, use_srun=False,
             additional_parameters=own,
         )  # fmt: skip
 
@@ -106,8 +106,9 @@ class Executor(slurm.SlurmExecutor):
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # where submitit repeats sbatch's words
                 return self.submit_array([Command(argv) for argv in commands])
-        except utils.FailedJobError as error:
-            words = (str(error).splitlines() or ["refused"])[-1].removeprefix("sbatch: error: ")
+        except (utils.FailedJobError, utils.FailedSubmissionError) as error:
+            lines = str(error).splitlines() or ["refused"]
+            words = lines[-1 if isinstance(error, utils.FailedJobError) else 0].removeprefix("sbatch: error: ")
             raise PrismError(f"sbatch: {words}; give what the site asks for with --slurm-args=...") from None
 
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[Job]:

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prism_tools.emulate.sandbox import check_ranks
 from prism_tools.errors import PrismError
 from prism_tools.graph import file
 from prism_tools.graph.model import Graph
-from prism_tools.slicing.merge import merge
 from prism_tools.slicing.plan import chosen
 
 PROBE = "probe"
@@ -33,7 +31,8 @@ def commands(
     """
     if graph.timing is not None:
         raise PrismError(f"{options.file}: has slices already; give the graph that they were made of")
-    check_ranks(graph, options.ranks or [], options.file)
+    for rank in options.ranks or []:
+        graph.check_rank(rank)
     shared = [os.path.abspath(options.file), "-s", str(options.size)]
     made = {}
     for ranks in chosen(graph, options):
@@ -48,6 +47,8 @@ def commands(
 
 def gathered(paths: Sequence[str]) -> tuple[str, Graph]:
     """The graph of these parts, and the file whose place its payload path counts from."""
+    from prism_tools.slicing.merge import merge  # takes a second: the jobs are submitted before
+
     probed = [path for path in paths if Path(path).stem == PROBE]
     origin, graph = merge([(path, file.read(path)) for path in paths if path not in probed])
     for path in probed:

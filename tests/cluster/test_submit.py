@@ -35,8 +35,7 @@ def test_slices_and_a_replay(slurm, sums, tmp_path):
     assert check(sliced) == [] and sliced.stage == "sliced"
     assert sliced.timing.rank.tolist() == [0, 1, 2, 3] and sliced.timing.slice.tolist() == [0, 0, 1, 1]
     assert len(sliced.probes.op) >= 2
-    whole = "slice run slice run slice run"
-    assert [row["tool"].removeprefix("prism-") for row in sliced.provenance[-3:]] == whole.split(" run")[0:1] * 3
+    assert [row["tool"] for row in sliced.provenance] == ["prism-record", *["prism-slice"] * 3]
     (job,) = set(re.findall(r"as job (\d+)", done.stderr))
     told = slurm.run("scontrol", "-o", "show", "job", f"{job}_0").stdout
     assert "Comment=two words" in told and "CPUs/Task=2" in told and "Requeue=1" in told
@@ -74,8 +73,19 @@ def test_a_failure_costs_only_its_slice(slurm, sums, tmp_path):
     assert file.read(tmp_path / "sliced.h5").timing.slice.tolist() == [0, 0, 1, 1]
 
 
-def test_killed_and_repeated(gate):
-    """The driver is killed while its jobs run: the same command takes them up."""
+def test_interrupted(gate):
+    """Ctrl-C cancels the jobs, and nothing of theirs is left but their logs."""
+    driver = gate.start()
+    gate.arrived(2)
+    driver.send_signal(signal.SIGINT)
+    assert gate.finish(driver) == 130
+    until(lambda: gate.states() == {"CANCELLED"})
+    until(lambda: gate.ranks() == [])
+    assert not [name for name in kept(gate.folder) if name.endswith((".h5", ".tmp"))]
+
+
+def test_killed_and_hung_up(gate):
+    """A killed driver, and one whose terminal goes away, leave the jobs to the next call; two at a time are refused."""
     first = gate.start()
     gate.arrived(2)
     assert gate.refused().endswith("the same command is running; wait for it\n")
@@ -83,22 +93,12 @@ def test_killed_and_repeated(gate):
     first.wait()
     second = gate.start()
     assert second.stderr.readline() == "prism-slice: jobs of an earlier call go on with slice-0, slice-1\n"
+    second.send_signal(signal.SIGHUP)
+    assert gate.finish(second) == 129
+    assert (
+        "warning: the jobs of 2 parts go on; the same command takes them up, scancel --name=prism-slice-" in gate.said
+    )
+    third = gate.start()
     gate.open()
-    assert gate.finish(second) == 0
+    assert gate.finish(third) == 0, gate.said
     assert "submitted" not in gate.said and gate.sliced() == [0, 0, 1, 1]
-
-
-def test_hung_up_and_interrupted(gate):
-    """SIGHUP leaves the jobs to the next call; Ctrl-C cancels them, and nothing of theirs is left."""
-    first = gate.start()
-    gate.arrived(2)
-    first.send_signal(signal.SIGHUP)
-    assert gate.finish(first) == 129
-    assert "warning: 2 jobs go on; the same command takes them up, scancel --name=prism-slice-" in gate.said
-    second = gate.start()
-    assert "go on with slice-0, slice-1" in second.stderr.readline()
-    second.send_signal(signal.SIGINT)
-    assert gate.finish(second) == 130
-    until(lambda: gate.states() == {"CANCELLED"})
-    until(lambda: gate.ranks() == [])
-    assert not [name for name in kept(gate.folder) if name.endswith((".h5", ".tmp"))]
