@@ -54,7 +54,11 @@ def _by_slurm(options: argparse.Namespace) -> None:
     from prism_tools.launch.jobs import Parts, parts
 
     program = common.recorded_program(options)
-    common.choose_command(common.read_graph(options), options)
+    graph = common.read_graph(options)
+    common.choose_command(graph, options)
+    from prism_tools.emulate.replay import check_graph  # before the job waits in the queue
+
+    check_graph(graph, options)
     ranks = ",".join(map(str, options.ranks))
     with parts(options.tool, options.file, options.output, [ranks, program]) as folder:
         part = str(folder / "replay.h5")

@@ -165,7 +165,7 @@ class Parts:
         job, state = self.jobs[name], self.failed[name]
         log = job.paths.stderr
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        told = [line for line in lines if not line.startswith(("submitit ", "slurmstepd: "))]
+        told = [line for line in lines if not line.startswith(("submitit ", "slurmstepd"))]
         count = f"{len(self.failed)} of {len(self.commands)} jobs failed, first {name}"
         remedy = "the same command makes only what is missing"
         return PrismError(f"{count} (job {job.job_id}, {state}, {log}); {remedy}", detail="\n".join(told[-SHOWN:]))

@@ -31,8 +31,10 @@ def commands(
     """
     if graph.timing is not None:
         raise PrismError(f"{options.file}: has slices already; give the graph that they were made of")
-    for rank in options.ranks or []:
-        graph.check_rank(rank)
+    if options.ranks:
+        from prism_tools.emulate.sandbox import check_ranks  # takes a second
+
+        check_ranks(graph, options.ranks, options.file)
     shared = [os.path.abspath(options.file), "-s", str(options.size)]
     made = {}
     for ranks in chosen(graph, options):

@@ -60,9 +60,8 @@ class Gate:
     def open(self) -> None:
         """Let everybody pass from now on."""
         (self.folder / "open").touch()
-        os.rename(self.folder / "open", self.pipe.with_name("passed"))
         ahead = os.open(self.pipe, os.O_RDWR)  # those that wait in open() go on to read
-        os.replace(self.pipe.with_name("passed"), self.pipe)
+        os.replace(self.folder / "open", self.pipe)
         os.close(ahead)
 
     def finish(self, child: subprocess.Popen[str]) -> int:

@@ -38,6 +38,19 @@ def test_pipes_are_refused(argv, problem, tmp_path, slurm_on_path):
     assert done.stderr == f"prism-slice: --slurm: {problem}\n"
 
 
+def test_wrong_graphs_are_refused_before_anything_waits_in_the_queue(sums, tmp_path, slurm_on_path):
+    def said(tool, *argv):
+        return run(tool, *argv, "-o", "b.h5", "--slurm", cwd=tmp_path, expect=1, PATH=slurm_on_path).stderr
+
+    bare, sliced = sums["bare"], sums["sliced"]
+    assert said("replay", "-r", 9, bare) == f"prism-replay: {bare}: no rank 9 (file has 0-3)\n"
+    assert said("replay", "-r", 0, bare) == f"prism-replay: {bare}: not calibrated yet; run prism-calibrate first\n"
+    assert said("slice", "-s", 2, "--ranks", 9, bare) == f"prism-slice: {bare}: no rank 9 (file has 0-3)\n"
+    problem = "has slices already; give the graph that they were made of"
+    assert said("slice", "-s", 2, sliced) == f"prism-slice: {sliced}: {problem}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
 def test_the_folder_of_parts(tmp_path):
     """The same question, the same folder, until it is answered; another question, another folder; one at a time."""
     graph, output = tmp_path / "a.h5", str(tmp_path / "b.h5")
