@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "capture": LOW | LEAVES | {"tensors"},
     "record": LOW | LEAVES | {"tensors", "capture"},
     "emulate": LOW | LEAVES | {"tensors", "capture"},
-    "slicing": LOW | LEAVES | {"tensors", "capture", "record", "emulate"},
+    "slicing": LOW | LEAVES | {"tensors", "capture", "record", "emulate", "calibrate"},
     "calibrate": LOW,
     "analyze": LOW,
     "launch": {"errors"},

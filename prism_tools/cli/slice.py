@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from prism_tools.cli import common
+from prism_tools.errors import PrismError
 from prism_tools.launch.program import fix_hash_seed
 
 DESCRIPTION = """Measure a recorded program slice by slice: a few real ranks at a time, virtual peers around.
 
-Without a subcommand, "run" is meant: prism-slice bare.h5 -s 2."""
+Without a subcommand, "run" is meant: prism-slice bare.h5 -s 2.
+A call that was stopped goes on where it was when it is repeated: finished slices are kept beside
+the output until that is written. Slices of a calibrated graph are measured anew, at its times."""
 
 EXAMPLES = """prism-slice bare.h5 -s 2 -o sliced.h5
 prism-slice plan bare.h5 -s 2
 prism-slice run bare.h5 -s 2 --ranks 0-3 --repeat 3 -o part.h5
+prism-slice run bare.h5 -s 2 --cover classes --repeat 5 --passes 3 --parallel 4 -o sliced.h5
 prism-slice run bare.h5 -s 8 -o sliced.h5 --slurm --slurm-args='--partition=gpu --time=30'
 prism-slice run bare.h5 -s 2 --index 1 --no-probe -o slice-1.h5
 prism-slice merge slice-0.h5 slice-1.h5 | prism-slice probe -s 2 -o sliced.h5
@@ -32,20 +39,8 @@ def get_parser() -> common.Parser:
     subparsers = parser.add_subparsers(title="subcommands", prog="prism-slice", metavar="SUBCOMMAND", required=True)
     program = "[-- [-m] program [argument ...]]"
 
-    run = _add(subparsers, "run", f"[options] -s S [FILE] {program}", "run and measure the slices", _run)
-    common.add_output(run)
-    which = run.add_mutually_exclusive_group()
-    which.add_argument(
-        "--ranks", metavar="RANKS", type=common.parse_ranks, help="only the slices that hold these ranks"
-    )
-    help_ = "only slice I of the plan, counted from 0 (default: $SLURM_ARRAY_TASK_ID in an array job)"
-    which.add_argument("--index", metavar="I", type=common.natural, help=help_)
-    run.add_argument("--repeat", metavar="R", type=common.positive, default=1, help="runs of each slice (default: 1)")
-    run.add_argument("--no-probe", action="store_true", help="do not measure the crossing operations alone")
-    common.add_slurm(run)
-    common.add_command(run)
-
-    _add(subparsers, "plan", "[options] -s S [FILE]", "print the slices as TSV; run nothing", _plan)
+    _add_run(subparsers, program)
+    _add_cover(_add(subparsers, "plan", "[options] -s S [FILE]", "print the slices as TSV; run nothing", _plan))
     _add_merge(subparsers)
 
     probe = _add(
@@ -60,6 +55,7 @@ def get_parser() -> common.Parser:
     probe.add_argument(
         "--repeats", metavar="R", type=common.positive, default=20, help="runs of each operation (default: 20)"
     )
+    _add_cover(probe)
 
     about = "test the graph: repeat slices with random virtual delays, print compute spans that moved"
     invariance = _add(subparsers, "invariance", f"[options] -s S [FILE] {program}", about, _invariance)
@@ -94,6 +90,33 @@ def _add(
     return parser
 
 
+def _add_run(subparsers: argparse._SubParsersAction, program: str) -> None:
+    run = _add(subparsers, "run", f"[options] -s S [FILE] {program}", "run and measure the slices", _run)
+    common.add_output(run)
+    which = run.add_mutually_exclusive_group()
+    which.add_argument(
+        "--ranks", metavar="RANKS", type=common.parse_ranks, help="only the slices that hold these ranks"
+    )
+    help_ = "only slice I of the plan, counted from 0 (default: $SLURM_ARRAY_TASK_ID in an array job)"
+    which.add_argument("--index", metavar="I", type=common.natural, help=help_)
+    run.add_argument("--repeat", metavar="R", type=common.positive, default=1, help="runs of each slice (default: 1)")
+    help_ = "measure all slices up to N times, from the second on with virtual peers at solved times (default: 1)"
+    run.add_argument("--passes", metavar="N", type=common.positive, default=1, help=help_)
+    help_ = "slices that run at once, each on cores of its own (default: 1)"
+    run.add_argument("--parallel", metavar="P", type=common.positive, default=1, help=help_)
+    help_ = "begin anew: forget what an earlier call, stopped before its end, has measured"
+    run.add_argument("-f", "--force", action="store_true", help=help_)
+    run.add_argument("--no-probe", action="store_true", help="do not measure the crossing operations alone")
+    common.add_slurm(run)
+    common.add_command(run)
+    _add_cover(run)
+
+
+def _add_cover(parser: argparse.ArgumentParser) -> None:
+    help_ = "slices that hold every rank, or only one of each program class (default: all)"
+    parser.add_argument("--cover", choices=("all", "classes"), default="all", help=help_)
+
+
 def _add_merge(subparsers: argparse._SubParsersAction) -> None:
     about = "join sliced graphs of one recording, such as those of an array job, in any order"
     parser = subparsers.add_parser(
@@ -106,6 +129,7 @@ def _add_merge(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    _check_options(options)
     if common.uses_slurm(options):
         return _by_slurm(options)
     common.check_output(options)
@@ -114,11 +138,42 @@ def _run(options: argparse.Namespace) -> None:
         options.index = common.setting(None, "SLURM_ARRAY_TASK_ID", kind=common.natural)
         if options.index is not None:
             options.progress.warn(f"only slice {options.index}, by SLURM_ARRAY_TASK_ID; --index or --ranks name others")
+    if options.passes > 1:
+        _check_passes(options)
     graph = common.read_graph(options)
     common.choose_command(graph, options)
-    from prism_tools.slicing.run import run  # after reading: it takes seconds
+    from prism_tools.slicing.run import prepared, run  # after reading: it takes seconds
 
-    common.write_graph(run(graph, options), options)
+    todo = prepared(graph, options)
+    with _parts(options, len(todo)) as folder:
+        common.write_graph(run(graph, options, todo, folder), options)
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    if options.slurm and (options.parallel > 1 or options.passes > 1 or options.force):
+        what = "--parallel, --passes and --force are for this machine"
+        raise PrismError(f"--slurm: {what}; a calibrated graph makes the next pass", status=2)
+
+
+def _check_passes(options: argparse.Namespace) -> None:
+    if options.index is not None or options.ranks is not None:
+        remedy = "calibrate what all slices measured, and slice that graph"
+        raise PrismError(f"--passes: a further pass needs every slice; {remedy}", status=2)
+    if options.no_probe:
+        raise PrismError("--passes: solving needs the crossing operations' times; leave --no-probe out", status=2)
+    options.progress.log = not options.quiet
+
+
+def _parts(options: argparse.Namespace, count: int) -> AbstractContextManager[Path | None]:
+    """The folder for finished slices, if there is more than one to lose, and a graph that comes from and goes to a file."""
+    from prism_tools.launch.jobs import parts
+    from prism_tools.slicing.array import question
+
+    special = os.path.exists(options.output) and not os.path.isfile(options.output)
+    if (count == 1 and options.passes == 1) or not os.path.isfile(options.file) or options.output == "-" or special:
+        return nullcontext()
+    words = question(options, common.recorded_program(options))
+    return parts(options.tool, options.file, options.output, words, options.force)
 
 
 def _by_slurm(options: argparse.Namespace) -> None:

@@ -124,6 +124,15 @@ def timing(rows: list[tuple[int, int, int, dict[str, Any]]]) -> Timing:
     return Timing(*keys, *clocks, **columns)
 
 
+def joined_timing(old: Timing, new: Timing) -> Timing:
+    """Rows of both."""
+    columns: dict[str, Any] = {}
+    for name in Timing.__dataclass_fields__:
+        a, b = getattr(old, name), getattr(new, name)
+        columns[name] = a + b if isinstance(a, list) else np.concatenate([a, b])
+    return Timing(**columns)
+
+
 def memory(stage: str, traces: dict[int, dict[str, Any]]) -> Memory:
     """Peak memory of the traced processes."""
     numbers = sorted(traces)

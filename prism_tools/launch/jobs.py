@@ -1,4 +1,4 @@
-"""Work that Slurm does and the caller waits for: files in a folder, of which only those that are not there are made."""
+"""Work kept as files in a folder, of which only those that are not there are made; by Slurm, for which the caller waits."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def check(file: str, output: str) -> None:
 
 
 @contextlib.contextmanager
-def parts(tool: str, file: str, output: str, words: Sequence[Any]) -> Iterator[Path]:
+def parts(tool: str, file: str, output: str, words: Sequence[Any], anew: bool = False) -> Iterator[Path]:
     """The folder beside ``output`` for the parts of what ``words`` (JSON) ask ``tool`` to make of the graph ``file``.
 
-    The same question finds the same folder again, with what is done already. Removed if the body succeeds, or if nothing was
-    submitted. PrismError: somebody is at work in it.
+    The same question finds the same folder again, with what is done already (none of it if ``anew``). Removed if the body
+    succeeds, or if nothing was submitted or made. PrismError: somebody is at work in it.
     """
     target = os.path.abspath(output)
     with open(file, "rb") as stream:
@@ -55,10 +55,12 @@ def parts(tool: str, file: str, output: str, words: Sequence[Any]) -> Iterator[P
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise PrismError(f"{folder}: the same command is running; wait for it") from None
+        for path in folder.glob("*.h5") if anew else ():
+            path.unlink()
         try:
             yield folder
         except BaseException:
-            if not (folder / LIST).exists():
+            if not (folder / LIST).exists() and not any(folder.glob("*.h5")):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
     shutil.rmtree(folder, ignore_errors=True)  # after the lock is closed: a network's file system keeps what is open

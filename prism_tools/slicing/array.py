@@ -18,7 +18,8 @@ PROBE = "probe"
 
 def question(options: argparse.Namespace, program: Sequence[str]) -> list[Any]:
     """What tells one measurement of a graph from another."""
-    return [options.size, options.repeat, options.ranks, options.index, options.no_probe, list(program)]
+    places = [options.size, options.cover, options.ranks, options.index]
+    return [*places, options.repeat, options.passes, options.no_probe, list(program)]
 
 
 def commands(
@@ -29,18 +30,17 @@ def commands(
     ``tool``: what runs prism-slice; ``program``: the end of the command line. PrismError: the graph has slices already, or
     it has no such ranks or slice.
     """
-    if graph.timing is not None:
+    if graph.timing is not None and graph.durations is None:
         raise PrismError(f"{options.file}: has slices already; give the graph that they were made of")
     if options.ranks:
         from prism_tools.emulate.sandbox import check_ranks  # takes a second
 
         check_ranks(graph, options.ranks, options.file)
-    shared = [os.path.abspath(options.file), "-s", str(options.size)]
+    shared = [os.path.abspath(options.file), "-s", str(options.size), "--cover", options.cover]
     made = {}
-    for ranks in chosen(graph, options):
-        index = str(ranks[0] // options.size)
-        name = f"slice-{index}"
-        own = ["--index", index, "--repeat", str(options.repeat), "--no-probe", "-o", str(folder / f"{name}.h5")]
+    for number, _ in chosen(graph, options):
+        name = f"slice-{number}"
+        own = ["--index", str(number), "--repeat", str(options.repeat), "--no-probe", "-o", str(folder / f"{name}.h5")]
         made[name] = [*tool, "run", *shared, *own, *program]
     if not options.no_probe:
         made[PROBE] = [*tool, "probe", *shared, "-o", str(folder / f"{PROBE}.h5")]

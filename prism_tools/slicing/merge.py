@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from prism_tools.emulate.sandbox import joined_memory
+from prism_tools.emulate.sandbox import joined_memory, joined_timing
 from prism_tools.errors import PrismError
 from prism_tools.graph import provenance
 from prism_tools.graph.model import Graph, Probes
 from prism_tools.graph.tree import to_tree
-from prism_tools.slicing.run import joined
 
 STRUCTURE = ("world_size", "groups", "programs", "values", "ranks", "lanes", "strings")
 PROBED = ("op", "dtype", "reduce", "size", "bytes")  # what a probe is of
@@ -32,7 +31,7 @@ def merge(parts: Sequence[tuple[str, Graph]]) -> tuple[str, Graph]:
     shared = len(_recording(first))
     owner = _owners(first_file, first)
     for file, graph in rest:
-        _check_same(bare, to_tree(graph), first_file, file)
+        check_same(bare, to_tree(graph), first_file, file)
         mine = _owners(file, graph)
         for run in mine.keys() & owner.keys():
             raise PrismError(f"{file}: holds a run of rank {run[0]} that {owner[run]} holds too; give each part once")
@@ -61,7 +60,8 @@ def _recording(graph: Graph) -> list[dict[str, str]]:
     return graph.provenance[:end]
 
 
-def _check_same(one: dict[str, Any], other: dict[str, Any], first_file: str, file: str) -> None:
+def check_same(one: dict[str, Any], other: dict[str, Any], first_file: str, file: str) -> None:
+    """PrismError unless both trees (graph/tree.py) are of one recording."""
     for name in STRUCTURE:
         if not _equal(one[name], other[name]):
             raise PrismError(f"{file}: its {name} are not those of {first_file}; merge slices of one recording")
@@ -77,7 +77,7 @@ def _add(graph: Graph, part: Graph, shared: int) -> None:
     """Append the measurements of ``part``, whose first ``shared`` rows of provenance ``graph`` has."""
     assert graph.timing is not None and part.timing is not None
     part.timing.slice = part.timing.slice + np.int32(graph.timing.slice.max(initial=-1) + 1)
-    graph.timing = joined(graph.timing, part.timing)
+    graph.timing = joined_timing(graph.timing, part.timing)
     if part.memory is not None:
         graph.memory = joined_memory(graph.memory, part.memory)
     if part.probes is not None:

@@ -35,13 +35,16 @@ class Wanted:
 def probe(graph: Graph, options: argparse.Namespace) -> Graph:
     """Measure the operations that cross slices of ``options.size`` ranks (all operations without a size)."""
     ranks.preload()
-    graph.probes = measure(graph, find_matches(graph), options.size, options.progress, options.repeats)
+    planned = slices(graph, options.size, options.cover) if options.size else []
+    graph.probes = measure(graph, find_matches(graph), planned, options.progress, options.repeats)
     return graph
 
 
-def measure(graph: Graph, matches: Matches, size: int | None, progress: Any, repeats: int = REPEATS) -> Probes | None:
-    """Probes of the crossing operations; None if nothing crosses."""
-    wanted = wanted_operations(graph, matches, size)
+def measure(
+    graph: Graph, matches: Matches, planned: list[list[int]], progress: Any, repeats: int = REPEATS
+) -> Probes | None:
+    """Probes of the operations that cross the ``planned`` slices; None if nothing crosses."""
+    wanted = wanted_operations(graph, matches, planned)
     if not wanted:
         return None
     progress.update(f"probing {len(wanted)} operations alone")
@@ -69,10 +72,10 @@ def measure(graph: Graph, matches: Matches, size: int | None, progress: Any, rep
     )
 
 
-def wanted_operations(graph: Graph, matches: Matches, size: int | None) -> list[Wanted]:
-    """The distinct operations of groups whose members do not all run in one slice."""
-    slice_of = np.arange(graph.world_size)
-    for number, ranks_ in enumerate(slices(graph, size) if size else []):
+def wanted_operations(graph: Graph, matches: Matches, planned: list[list[int]]) -> list[Wanted]:
+    """The distinct operations of groups whose members do not all run in one of the ``planned`` slices."""
+    slice_of = -1 - np.arange(graph.world_size)  # those in no slice each count for themselves
+    for number, ranks_ in enumerate(planned):
         slice_of[ranks_] = number
     found: dict[tuple[int, int, int, int], set[int]] = {}
     for match in range(len(matches)):

@@ -1,87 +1,59 @@
-"""Running slices: each rank for real once, its neighbours beside it, everybody else answered at once by the assistant."""
+"""prism-slice run: the slices that the options ask for, measured as they say, and the graph that this makes."""
 
 from __future__ import annotations
 
 import argparse
-import os
-from typing import Any
-
-import numpy as np
+from dataclasses import replace
+from pathlib import Path
 
 from prism_tools.capture import ranks
-from prism_tools.emulate.planner import AtOnce
-from prism_tools.emulate.sandbox import (
-    check_hash_seed,
-    check_ranks,
-    joined_memory,
-    memory,
-    open_payloads,
-    run_sandbox,
-    timing,
-)
+from prism_tools.emulate.sandbox import check_hash_seed, check_ranks, open_payloads
 from prism_tools.graph import provenance
-from prism_tools.graph.iterations import iteration_times
 from prism_tools.graph.match import find_matches
-from prism_tools.graph.model import Graph, Timing
-from prism_tools.graph.names import ranks_text
-from prism_tools.slicing.plan import chosen
+from prism_tools.graph.model import Graph
+from prism_tools.slicing import parallel
+from prism_tools.slicing.kept import Kept
+from prism_tools.slicing.measuring import Job, Slices, one_pass
+from prism_tools.slicing.noise import warn_of_noise
+from prism_tools.slicing.passes import run_passes
+from prism_tools.slicing.plan import chosen, partial_nodes_text, slices
 from prism_tools.slicing.probe import measure
 
-Row = tuple[int, int, int, dict[str, Any]]  # rank, slice, repeat, trace
 
-
-def run(graph: Graph, options: argparse.Namespace) -> Graph:
-    """Measure the slices of ``options.size`` ranks; returns ``graph`` with timing, memory and (unless --no-probe) probes."""
+def prepared(graph: Graph, options: argparse.Namespace) -> Slices:
+    """The slices that the options ask for. PrismError: they cannot be run."""
     check_hash_seed(graph)
     check_ranks(graph, options.ranks or [], options.file)
-    matches = find_matches(graph)
-    payloads = open_payloads(graph, options.file)
     todo = chosen(graph, options)
+    parallel.check_cores(options.parallel, max(len(sandbox) for _, sandbox in todo))
+    if warning := partial_nodes_text(graph, [sandbox for _, sandbox in todo]):
+        options.progress.warn(warning)
+    return todo
+
+
+def run(graph: Graph, options: argparse.Namespace, todo: Slices, folder: Path | None = None) -> Graph:
+    """Measure the slices ``todo``; returns ``graph`` with timing, memory and (unless --no-probe) probes.
+
+    If it is calibrated, virtual peers answer at its times, and what was measured before is left out. With --passes all slices
+    are measured again at the times that the slices gave. ``folder``: where finished slices are kept, and found again.
+    """
+    durations, before = graph.durations, graph.timeline
+    base = replace(graph, durations=None, timeline=None, replay=None)
+    if durations is not None:
+        base.timing = None
+    payloads = open_payloads(graph, options.file)
     ranks.preload()
-    first = int(graph.timing.slice.max(initial=-1)) + 1 if graph.timing is not None else 0
-    rows: list[Row] = []
-    peaks: dict[int, dict[str, Any]] = {}
-    unknown = 0
-    shown = 2 if options.output == "-" else -1  # stdout is for the graph
-    output = shown if options.verbose else os.open(os.devnull, os.O_WRONLY)
-    try:
-        for number, sandbox in enumerate(todo):
-            for repeat in range(options.repeat):
-                options.progress.update(f"slice {number + 1}/{len(todo)}  ranks {ranks_text(set(sandbox))}")
-                planner = AtOnce(graph, matches, set(sandbox))
-                traces, assistant = run_sandbox(graph, matches, sandbox, planner, payloads, output)
-                unknown += assistant.values.unknown
-                rows += [(rank, first + number, repeat, traces[rank]) for rank in sandbox]
-                peaks.update(traces)
-    finally:
-        if output != shown:
-            os.close(output)
-    add_rows(graph, rows)
-    graph.memory = joined_memory(graph.memory, memory("slice", peaks))
+    job = Job(base, find_matches(base), payloads, options, durations)
+    kept = Kept(base, folder, options)
+    graph = one_pass(job, todo, kept)
     if not options.no_probe:
-        graph.probes = measure(graph, matches, options.size, options.progress)
-    if unknown:
-        options.progress.warn(f"{unknown} contributions were not recorded: what depends on their values may differ")
+        whole = slices(base, options.size) if options.cover == "all" else [sandbox for _, sandbox in todo]
+        graph.probes = kept.probes() or kept.save_probes(measure(base, job.matches, whole, options.progress))
+    about = provenance.environment()
+    everything = options.index is None and options.ranks is None
+    if options.passes > 1 or (before is not None and everything):
+        graph, about["passes"] = run_passes(job, todo, kept, graph, before)
+    warn_of_noise(graph, todo, options.progress)
     graph.stage = "sliced"
-    graph.environment = {**graph.environment, "slice": provenance.environment()}
+    graph.environment = {**graph.environment, "slice": about}
     return graph
-
-
-def add_rows(graph: Graph, rows: list[Row]) -> None:
-    """Append measured rows to the graph's timing, with the time of each of their iterations."""
-    new = timing(rows)
-    everything = range(graph.iterations())
-    new.iteration_ns = [
-        iteration_times(graph.program_of(row[0]), new.start[k], new.end[k], everything) for k, row in enumerate(rows)
-    ]
-    old = graph.timing
-    graph.timing = new if old is None else joined(old, new)
-
-
-def joined(old: Timing, new: Timing) -> Timing:
-    """Rows of both."""
-    columns: dict[str, Any] = {}
-    for name in Timing.__dataclass_fields__:
-        a, b = getattr(old, name), getattr(new, name)
-        columns[name] = a + b if isinstance(a, list) else np.concatenate([a, b])
-    return Timing(**columns)
