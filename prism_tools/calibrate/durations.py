@@ -1,4 +1,4 @@
-"""What every node takes, and how that is known: real measurement, probe, or our own data plane."""
+"""What every node takes, and how that is known: real measurement, probe, fit, or our own data plane."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class _Flat:
         self.own = np.full(total, np.nan)
         self.tail = np.zeros(total)
         self.spread = np.full(total, np.nan)
+        self.apart = np.zeros(total)  # by how much the ranks that stand for this one differ
         self.source = np.full(total, Source.UNKNOWN, np.uint8)
 
 
@@ -41,6 +42,7 @@ def durations(graph: Graph, matches: Matches) -> Durations:
     flat = _Flat(int(matches.base[-1]))
     for rank in range(graph.world_size):
         _fill_own(graph, matches, measured, rank, flat)
+    _fill_apart(graph, matches, measured, flat)
     rest = _fill_real(matches, graph, measured, flat)
     finder = Finder(graph.probes)
     held = _Held(measured)
@@ -59,6 +61,23 @@ def _fill_own(graph: Graph, matches: Matches, measured: Measured, rank: int, fla
     flat.own[nodes], flat.spread[nodes] = middle(samples)
     flat.spread[nodes] = np.where(doubt > 0, np.maximum(np.nan_to_num(flat.spread[nodes]), doubt), flat.spread[nodes])
     flat.source[nodes] = np.where(np.isnan(flat.own[nodes]), Source.UNKNOWN, Source.REAL)
+
+
+def _fill_apart(graph: Graph, matches: Matches, measured: Measured, flat: _Flat) -> None:
+    """A rank that nobody measured is known no better than the measured ranks of its class agree: half of their range."""
+    ranks = np.flatnonzero(measured.stand_in == np.arange(graph.world_size)).tolist()
+    alike: dict[tuple[int, int], list[int]] = {}
+    for rank in ranks:
+        alike.setdefault((int(graph.ranks.program[rank]), int(graph.ranks.values[rank])), []).append(rank)
+    known: dict[tuple[int, int], np.ndarray] = {}
+    for rank in sorted(set(range(graph.world_size)).difference(ranks)):
+        key = int(graph.ranks.program[rank]), int(graph.ranks.values[rank])
+        if len(alike.get(key, ())) < 2:
+            continue
+        if key not in known:
+            own = np.array([flat.own[matches.base[mate] : matches.base[mate + 1]] for mate in alike[key]])
+            known[key] = np.nan_to_num(own.max(axis=0) - own.min(axis=0)) / 2
+        flat.apart[matches.base[rank] : matches.base[rank + 1]] = known[key]
 
 
 def _fill_real(matches: Matches, graph: Graph, measured: Measured, flat: _Flat) -> list[int]:
@@ -133,6 +152,7 @@ def _measure(
     typical, _ = middle(lag)
     clocked = (error == 0) | (error <= CLOCK_SHARE * duration)
     duration = np.where(clocked, typical.min(axis=1), duration)
+    spread = np.where(clocked, middle(lag.min(axis=2))[1], spread)
     tails = typical - duration[:, None]
     tails = np.where(clocked[:, None] | (tails > error), np.maximum(tails, 0), 0)
     return duration, tails, spread
@@ -145,7 +165,7 @@ def _fill_probe(graph: Graph, matches: Matches, match: int, finder: Finder, flat
     members = matches.members[match]
     flat.own[members], flat.spread[members] = found.duration, found.spread
     flat.tail[members] = turned(graph, matches, match, found.tails)
-    flat.source[members] = Source.PROBE
+    flat.source[members] = found.source
     for member, issue in zip(members.tolist(), turned(graph, matches, match, found.issue), strict=True):
         rank, node = matches.rank_of(member), matches.node_of(member)
         lane = graph.program_of(rank).lane
@@ -203,6 +223,7 @@ def _packed(graph: Graph, matches: Matches, flat: _Flat) -> Durations:
         tail = np.rint(flat.tail[nodes]).astype(np.int64)
         spread = flat.spread[nodes]
         spread = np.where(np.isnan(spread), iteration_spread(program, own), spread)
+        spread = np.maximum(spread, flat.apart[nodes])
         spread = np.rint(spread).astype(np.int64)
         key = b"".join(column.tobytes() for column in (own, tail, spread, source))
         row[rank] = known.setdefault(key, len(known))

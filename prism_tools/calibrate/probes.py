@@ -1,4 +1,4 @@
-"""Looking up operations that were measured alone: the exact one, else the nearest size."""
+"""Looking up operations that were measured alone: the exact one, else a fit to those of other sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from prism_tools.graph.model import Graph, Probes
 from prism_tools.graph.releases import root_of
-from prism_tools.graph.schema import Op
+from prism_tools.graph.schema import Op, Source
 
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
@@ -29,12 +29,16 @@ class Key:
 
 @dataclass(frozen=True)
 class Found:
-    """A probe's answer: duration, tails and cost of issuing by group rank (sender, receiver), and spread, ns."""
+    """A probe's answer: duration, tails and cost of issuing by group rank (sender, receiver), and spread, ns.
+
+    ``source``: PROBE if just this operation was measured, by as many processes as it has members; else FIT.
+    """
 
     duration: int
     tails: np.ndarray
     issue: np.ndarray
     spread: int
+    source: Source
 
 
 def key_of(graph: Graph, matches: Matches, match: int) -> Key:
@@ -70,25 +74,42 @@ class Finder:
             self._rows.setdefault((op, int(probes.size[row])), []).append(row)
 
     def find(self, key: Key) -> Found | None:
-        """The probe with this key, else the one of equal op and size and nearest bytes, its spread widened by what the
-        difference in bytes may cost; None if there is none."""
+        """The probe with this key, else what those of equal op and size say of its bytes: a line between the next smaller and
+        the next larger one, or the nearest, its spread widened by what the difference in bytes may cost. None: no such probe.
+        """
         if key not in self._known:
             self._known[key] = self._find(key)
         return self._known[key]
 
     def _find(self, key: Key) -> Found | None:
-        rows = self._rows.get((key.op, key.size))
-        if not rows or self._probes is None:
+        rows, probes = self._rows.get((key.op, key.size)), self._probes
+        if not rows or probes is None:
             return None
-        probes = self._probes
 
         def distance(row: int) -> tuple[float, bool, bool]:
             far = abs(math.log((int(probes.bytes[row]) + 1) / (key.bytes + 1)))
             return far, probes.dtype[row] != key.dtype, probes.reduce[row] != key.reduce
 
         row = min(rows, key=distance)
-        duration, spread = int(probes.duration[row]), int(probes.spread[row])
-        less, more = sorted((int(probes.bytes[row]), key.bytes))
-        if less != more:  # at worst the time is proportional to the bytes
-            spread += round(duration * (1 - less / more))
-        return Found(duration, probes.tails[row], probes.issue[row], spread)
+        duration, spread, source = int(probes.duration[row]), int(probes.spread[row]), Source.FIT
+        less = [other for other in rows if probes.bytes[other] < key.bytes]
+        more = [other for other in rows if probes.bytes[other] > key.bytes]
+        if probes.bytes[row] == key.bytes:
+            exact = probes.dtype[row] == key.dtype and probes.reduce[row] == key.reduce
+            source = Source.PROBE if exact and probes.processes[row] == key.size else Source.FIT
+        elif less and more:
+            duration, spread = self._between(min(less, key=distance), min(more, key=distance), key.bytes)
+        else:  # at worst the time is proportional to the bytes
+            small, large = sorted((int(probes.bytes[row]), key.bytes))
+            spread += round(duration * (1 - small / large))
+        return Found(duration, probes.tails[row], probes.issue[row], spread, source)
+
+    def _between(self, less: int, more: int, size: int) -> tuple[int, int]:
+        """Duration and spread, ns, of ``size`` bytes on the line through two rows. More bytes never take less: midway the truth
+        may lie anywhere between the two, near one of them only near it."""
+        probes = self._probes
+        assert probes is not None
+        share = (size - int(probes.bytes[less])) / (int(probes.bytes[more]) - int(probes.bytes[less]))
+        low, high = int(probes.duration[less]), int(probes.duration[more])
+        doubt = 2 * share * (1 - share) * abs(high - low)
+        return round(low + share * (high - low)), max(int(probes.spread[less]), int(probes.spread[more])) + round(doubt)

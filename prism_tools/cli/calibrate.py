@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from prism_tools.cli import common
+
+if TYPE_CHECKING:
+    from prism_tools.graph.model import Graph
 
 DESCRIPTION = """Solve one consistent timeline of all ranks from measured slices.
 
@@ -29,7 +33,24 @@ def _calibrate(options: argparse.Namespace) -> None:
     common.check_output(options)
     from prism_tools.calibrate import calibrate
 
-    common.write_graph(calibrate(common.read_graph(options)), options)
+    graph = calibrate(common.read_graph(options))
+    _warn_of_emulated(graph, options)
+    common.write_graph(graph, options)
+
+
+def _warn_of_emulated(graph: Graph, options: argparse.Namespace) -> None:
+    """Our own data plane says little of the job's: say how much of the answer comes from it."""
+    from prism_tools.analyze.waits import path_shares
+    from prism_tools.graph.match import find_matches
+    from prism_tools.graph.schema import Source
+
+    emulated = sum(int((row == Source.EMULATED).sum()) for row in graph.durations.source) if graph.durations else 0
+    if not emulated:
+        return
+    shares = path_shares(graph, find_matches(graph))
+    share = 100 * shares.by_source[Source.EMULATED] / max(shares.total, 1)
+    what = f"operations that no slice and no probe measured ({share:.1f} % of the critical path) took what our data plane took"
+    options.progress.warn(f"{what}; run prism-slice probe")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

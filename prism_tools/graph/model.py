@@ -117,7 +117,8 @@ class Probes:
 
     ``duration``: first end after the last arrival; ``spread``: half the interquartile range;
     ``tails[k]``: int64[K], (member's end - first end) by group rank; ``issue[k]``: int64[K], what the host takes to issue
-    it asynchronously. Means, but for the spread: latencies are skewed, and waits add them up.
+    it asynchronously. Means, but for the spread: latencies are skewed, and waits add them up. ``processes``: how many ran it;
+    fewer than ``size`` show what a larger group takes only by analogy (by default all ran it).
     """
 
     op: np.ndarray
@@ -130,6 +131,11 @@ class Probes:
     repeats: np.ndarray
     tails: list[np.ndarray]
     issue: list[np.ndarray]
+    processes: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+
+    def __post_init__(self) -> None:
+        if len(self.processes) != len(self.size):
+            self.processes = self.size.astype(np.int32)
 
 
 @dataclass

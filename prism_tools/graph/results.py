@@ -55,12 +55,14 @@ def _timing(group: Fields, world_size: int) -> Timing:
 
 def _pack_probes(probes: Probes) -> Tree:
     rows = {name: pack_rows(getattr(probes, name), "i8") for name in ("tails", "issue")}
-    return {**_cast(probes, PROBE_ROWS), **rows}
+    return {**_cast(probes, PROBE_ROWS | {"processes": "i4"}), **rows}
 
 
 def _probes(group: Fields, world_size: int) -> Probes:
     count = len(group.array("op", "u1"))
     columns: dict[str, Any] = {name: group.array(name, dtype, count) for name, dtype in PROBE_ROWS.items()}
+    if "processes" in group:
+        columns["processes"] = group.array("processes", "i4", count)
     for name in ("tails", "issue"):
         rows = group.rows(name, "i8", count)
         columns[name] = split(rows.offset, rows.data)

@@ -69,6 +69,7 @@ def measure(
         np.full(len(plans), repeats, np.int32),
         tails,
         issue,
+        np.array([plan.size for plan in plans], np.int32),
     )
 
 

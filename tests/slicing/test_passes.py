@@ -1,0 +1,83 @@
+"""Slices at solved times, and slices whose runs differ."""
+
+import re
+
+import pytest
+
+from prism_tools.calibrate import calibrate
+from prism_tools.graph import file
+from prism_tools.graph.check import check
+from prism_tools.slicing.noise import spreads
+from tests.graph.builder import add_timing, build, compute, step
+from tests.tools import program, run
+
+LATE = 20_000_000  # ns by which rank 1 is late
+
+
+@pytest.fixture(scope="module")
+def twice(stages, tmp_path_factory):
+    """A graph of two passes, and what the tool said."""
+    folder = tmp_path_factory.mktemp("passes")
+    bare = stages.recorded("uneven.py", world=2)
+    done = run("slice", bare.path, "-s", 1, "--passes", 2, "-o", "sliced.h5", cwd=folder)
+    assert [path.name for path in folder.iterdir()] == ["sliced.h5"]
+    return file.read(folder / "sliced.h5"), done.stderr
+
+
+def test_virtual_peers_keep_the_solved_times(twice):
+    """Rank 0, which is never late itself, waits for rank 1, which is not there."""
+    graph, said = twice
+    assert check(graph) == [] and graph.timing.rank.tolist() == [0, 1] and graph.timing.slice.tolist() == [0, 1]
+    assert graph.timing.iteration_ns[0][1:].mean() > 0.9 * LATE  # a delivery that is late once is early the next time
+    one, two = graph.environment["slice"]["passes"]
+    assert one["moved"] is None and min(one["iteration_ns"], two["iteration_ns"]) > LATE
+    assert two["moved"] == two["iteration_ns"] / one["iteration_ns"] - 1
+    assert calibrate(graph).timeline.iteration_time_ns == two["iteration_ns"]
+    lines = said.splitlines()
+    passes = [line for line in lines if re.match(r"prism-slice: pass \d: iteration ", line)]
+    assert len(passes) == 2 and f"({100 * two['moved']:+.2f} %); own spans " in passes[1]
+    assert any("warning: the iteration time moved" in line for line in lines) == (abs(two["moved"]) >= 0.001)
+
+
+def test_a_calibrated_graph_is_sliced_at_its_times(twice, tmp_path):
+    solved = calibrate(twice[0])
+    file.write(solved, tmp_path / "calibrated.h5")
+    argv = ["calibrated.h5", "-s", 1, "--index", 0, "--no-probe", "-o", "part.h5"]
+    run("slice", "run", *argv, cwd=tmp_path)
+    part = file.read(tmp_path / "part.h5")
+    assert part.timing.rank.tolist() == [0] and (part.stage, part.durations, part.timeline) == ("sliced", None, None)
+    assert part.timing.iteration_ns[0][1:].mean() > 0.9 * LATE
+
+
+@pytest.mark.parametrize(
+    "argv, problem",
+    [
+        (["--index", 0], "a further pass needs every slice; calibrate what all slices measured, and slice that graph"),
+        (["--no-probe"], "solving needs the crossing operations' times; leave --no-probe out"),
+    ],
+)
+def test_passes_need_everything(argv, problem, tmp_path):
+    done = run("slice", "a.h5", "-s", 1, "--passes", 2, "-o", "x.h5", *argv, cwd=tmp_path, expect=2)
+    assert done.stderr == f"prism-slice: --passes: {problem}\n"
+
+
+def test_spread_of_own_times():
+    """Three iterations, of which the last two count; runs of 10, 12, 11 and 30 each: median 11.5, quartiles 10.75 and 16.5."""
+    graph = build(2, {"world": [0, 1]}, lambda rank: [compute(), step()] * 3)
+    for repeat, own in enumerate((10, 12, 11, 30)):
+        ends = [1000, 1000 + own, 1000 + 2 * own]
+        rows = [(a, a, a, b) for k, b in enumerate(ends) for a, b in ((ends[k - 1] if k else 0, b), (b, b))]
+        add_timing(graph, {0: rows} if repeat else {0: rows, 1: rows})
+    assert spreads(graph) == {0: ((16.5 - 10.75) / 2 / 11.5, 4)}
+
+
+def test_a_noisy_slice_is_named(stages, tmp_path):
+    """Rank 1 takes 10, 20 and 30 ms: half the interquartile range is 5 of 20."""
+    bare = stages.recorded("uneven.py", world=2)
+    argv = ["run", bare.path, "-s", 1, "--repeat", 3, "--no-probe", "-o", "x.h5", "--", program("uneven.py")]
+    done = run("slice", *argv, tmp_path / "count", cwd=tmp_path)
+    found = re.match(
+        r"prism-slice: warning: slice 1 \(ranks 1\) is noisy: rank 1's own time differs by ± (\S+) % ", done.stderr
+    )
+    assert 20 < float(found[1]) < 30, done.stderr
+    assert done.stderr.splitlines()[0].endswith("; measure it again with --ranks 1") and "between 3 runs" in done.stderr
