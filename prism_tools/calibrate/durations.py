@@ -42,7 +42,7 @@ def durations(graph: Graph, matches: Matches) -> Durations:
     flat = _Flat(int(matches.base[-1]))
     for rank in range(graph.world_size):
         _fill_own(graph, matches, measured, rank, flat)
-    _fill_apart(graph, matches, measured, flat)
+    _fill_apart(matches, measured, flat)
     rest = _fill_real(matches, graph, measured, flat)
     finder = Finder(graph.probes)
     held = _Held(measured)
@@ -63,19 +63,13 @@ def _fill_own(graph: Graph, matches: Matches, measured: Measured, rank: int, fla
     flat.source[nodes] = np.where(np.isnan(flat.own[nodes]), Source.UNKNOWN, Source.REAL)
 
 
-def _fill_apart(graph: Graph, matches: Matches, measured: Measured, flat: _Flat) -> None:
-    """A rank that nobody measured is known no better than the measured ranks of its class agree: half of their range."""
-    ranks = np.flatnonzero(measured.stand_in == np.arange(graph.world_size)).tolist()
-    alike: dict[tuple[int, int], list[int]] = {}
-    for rank in ranks:
-        alike.setdefault((int(graph.ranks.program[rank]), int(graph.ranks.values[rank])), []).append(rank)
-    known: dict[tuple[int, int], np.ndarray] = {}
-    for rank in sorted(set(range(graph.world_size)).difference(ranks)):
-        key = int(graph.ranks.program[rank]), int(graph.ranks.values[rank])
-        if len(alike.get(key, ())) < 2:
-            continue
+def _fill_apart(matches: Matches, measured: Measured, flat: _Flat) -> None:
+    """A rank that nobody measured is known no better than those that can stand in for it agree: half of their range."""
+    known: dict[tuple[int, ...], np.ndarray] = {}
+    for rank, alike in measured.alike.items():
+        key = tuple(alike)
         if key not in known:
-            own = np.array([flat.own[matches.base[mate] : matches.base[mate + 1]] for mate in alike[key]])
+            own = np.array([flat.own[matches.base[other] : matches.base[other + 1]] for other in alike])
             known[key] = np.nan_to_num(own.max(axis=0) - own.min(axis=0)) / 2
         flat.apart[matches.base[rank] : matches.base[rank + 1]] = known[key]
 

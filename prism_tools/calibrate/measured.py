@@ -16,7 +16,8 @@ from prism_tools.graph.schema import UNKNOWN
 class Measured:
     """Rows of graph.timing, their times on the leader's clock (UNKNOWN stays UNKNOWN).
 
-    ``stand_in[r]``: the rank whose measurements rank r uses (itself if it was measured); ``rows[r]``: that rank's rows;
+    ``stand_in[r]``: the rank whose measurements rank r uses (itself if it was measured); ``alike``: an unmeasured rank → all
+    that could stand in for it as well as that one; ``rows[r]``: the stand-in's rows;
     ``runs[r]``: (slice, repeat) -> row of rank r itself.
     """
 
@@ -26,6 +27,7 @@ class Measured:
     end: list[np.ndarray]
     error: np.ndarray
     stand_in: np.ndarray
+    alike: dict[int, list[int]]
     rows: list[list[int]]
     runs: list[dict[tuple[int, int], int]]
 
@@ -43,7 +45,7 @@ def read_rows(graph: Graph) -> Measured:
     runs: list[dict[tuple[int, int], int]] = [{} for _ in range(graph.world_size)]
     for row, rank in enumerate(timing.rank.tolist()):
         runs[rank][int(timing.slice[row]), int(timing.repeat[row])] = row
-    stand_in = _stand_ins(graph, [bool(mine) for mine in runs])
+    stand_in, alike = _stand_ins(graph, [bool(mine) for mine in runs])
     return Measured(
         issued=_align(timing, timing.host_issue),
         start=_align(timing, timing.start),
@@ -51,6 +53,7 @@ def read_rows(graph: Graph) -> Measured:
         end=_align(timing, timing.end),
         error=timing.clock_error,
         stand_in=stand_in,
+        alike=alike,
         rows=[list(runs[rank].values()) for rank in stand_in],
         runs=runs,
     )
@@ -106,8 +109,8 @@ def _align(timing: Timing, columns: list[np.ndarray]) -> list[np.ndarray]:
     return aligned
 
 
-def _stand_ins(graph: Graph, measured: list[bool]) -> np.ndarray:
-    """For every rank itself, or a measured rank with the same program: one with equal values and equal places in its
+def _stand_ins(graph: Graph, measured: list[bool]) -> tuple[np.ndarray, dict[int, list[int]]]:
+    """Measured.stand_in and .alike: for every rank itself, or a measured rank with the same program: one with equal values and equal places in its
     groups if there is one, so that a group of clones stands in for a group."""
     stand_in = np.arange(graph.world_size)
     candidates: dict[int, list[int]] = {}
@@ -116,6 +119,7 @@ def _stand_ins(graph: Graph, measured: list[bool]) -> np.ndarray:
     unmeasured = np.flatnonzero(~np.array(measured)).tolist()
     places = {rank: _places(graph, rank) for rank in np.flatnonzero(measured).tolist()} if unmeasured else {}
     missing = []
+    alike = {}
     for rank in unmeasured:
         able = candidates.get(int(graph.ranks.program[rank]))
         if able is None:
@@ -123,15 +127,16 @@ def _stand_ins(graph: Graph, measured: list[bool]) -> np.ndarray:
             continue
         place = _places(graph, rank)
         likeness = [
-            (graph.ranks.values[other] == graph.ranks.values[rank], np.sum(places[other] == place), -other)
-            for other in able
+            (graph.ranks.values[other] == graph.ranks.values[rank], np.sum(places[other] == place)) for other in able
         ]
-        stand_in[rank] = able[likeness.index(max(likeness))]
+        best = max(likeness)
+        alike[rank] = [other for other, like in zip(able, likeness, strict=True) if like == best]
+        stand_in[rank] = alike[rank][0]
     if missing:
         raise PrismError(
             f"ranks {ranks_text(missing)} were never measured; run prism-slice for them, or with --cover classes"
         )
-    return stand_in
+    return stand_in, alike
 
 
 def _places(graph: Graph, rank: int) -> np.ndarray:

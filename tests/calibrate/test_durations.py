@@ -1,6 +1,7 @@
 """Durations: what was put into measured rows comes out again, from real slices, probes or our own data plane."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from prism_tools.calibrate.durations import durations
 from prism_tools.calibrate.measured import iteration_spread, middle
+from prism_tools.calibrate.probes import Finder, Key
 from prism_tools.calibrate.solver import solve
 from prism_tools.errors import PrismError
 from prism_tools.graph.match import find_matches
@@ -94,7 +96,47 @@ def test_a_probe_is_used_where_members_never_met():
     assert [int(got.tail[got.row[rank]][3]) for rank in range(4)] == [0, 1, 2, 3]
     assert all(got.source[row][3] == Source.PROBE and got.spread[row][3] == 4 for row in got.row)
     graph.probes = probes(Op.ALL_GATHER, 4, 16, 33, [0, 1, 2, 3], spread=4)
-    assert durations(graph, find_matches(graph)).spread[0][3] == 4 + 16  # half the bytes: half of 33, rounded to even
+    got = durations(graph, find_matches(graph))
+    assert got.spread[0][3] == 4 + 16 and got.source[0][3] == Source.FIT  # half the bytes: half of 33, rounded to even
+
+
+def several(*rows):
+    """Probes of all_gather among 4 by (bytes, duration, spread)."""
+    made = [probes(Op.ALL_GATHER, 4, size, took, [0, 0, 0, 0], spread) for size, took, spread in rows]
+    columns = {name: [getattr(probe, name) for probe in made] for name in Probes.__dataclass_fields__}
+    return Probes(**{name: sum(c, []) if isinstance(c[0], list) else np.concatenate(c) for name, c in columns.items()})
+
+
+def test_between_two_probes_is_a_line():
+    """32 bytes lie a quarter of the way from 16, which took 100, to 80, which took 180: 120, give or take 2 ¼ ¾ of 80."""
+    finder = Finder(several((16, 100, 3), (80, 180, 5), (8, 90, 1), (400, 9000, 9)))
+    key = Key(Op.ALL_GATHER, DTYPES.index("float32"), Reduce.NONE, 4, 32)
+    found = finder.find(key)
+    assert (found.duration, found.spread, found.source) == (120, 5 + 30, Source.FIT)
+    found = finder.find(replace(key, bytes=800))  # beyond the largest: at worst twice as long
+    assert (found.duration, found.spread, found.source) == (9000, 9 + 4500, Source.FIT)
+    found = finder.find(replace(key, bytes=80))
+    assert (found.duration, found.spread, found.source) == (180, 5, Source.PROBE)
+    assert finder.find(replace(key, size=8)) is None and finder.find(replace(key, op=Op.BARRIER)) is None
+
+
+@pytest.mark.parametrize("change", [{"dtype": DTYPES.index("float16")}, {"reduce": Reduce.MAX}])
+def test_another_type_or_reduction_is_a_fit(change):
+    finder = Finder(several((16, 100, 3)))
+    key = Key(Op.ALL_GATHER, DTYPES.index("float32"), Reduce.NONE, 4, 16)
+    assert (finder.find(key).source, finder.find(replace(key, **change)).source) == (Source.PROBE, Source.FIT)
+
+
+def test_fewer_processes_than_members_are_a_fit():
+    made = several((32, 100, 3))
+    assert made.processes.tolist() == [4]
+    made.processes = np.array([2], np.int32)
+    graph = two_groups()
+    add_timing(graph, {0: rows(TIMES), 1: rows(LATE)}, 0)
+    add_timing(graph, {2: rows(TIMES), 3: rows(TIMES)}, 1)
+    graph.probes = made
+    got = durations(graph, find_matches(graph))
+    assert [Source(s).name for s in got.source[0]] == ["REAL", "REAL", "REAL", "FIT", "REAL", "REAL"]
 
 
 def test_a_pairs_tails_are_the_senders_and_the_receivers():
@@ -125,6 +167,34 @@ def test_an_unmeasured_rank_borrows_from_its_class_and_its_group_from_a_group():
     for clone, rank in ((2, 0), (3, 1)):
         assert got.row[clone] == got.row[rank]
     assert got.source[got.row[2]][1] == Source.REAL and got.own[got.row[2]][1] == 15
+
+
+def test_an_unmeasured_rank_is_known_no_better_than_its_class_agrees():
+    """Ranks 0 and 1 took 10 and 16: rank 2, which may be like either, is 10 ± 3; what each took itself is not in doubt."""
+    graph = build(3, {"world": [0, 1, 2]}, lambda rank: [compute(), compute()])
+    for rank, own in ((0, 10), (1, 16)):
+        for _ in range(3):
+            add_timing(graph, {rank: rows([(0, own), (own, own + 5)])}, rank)
+    got = durations(graph, find_matches(graph))
+    assert [got.own[row].tolist() for row in got.row] == [[10, 5], [16, 5], [10, 5]]
+    assert [got.spread[row].tolist() for row in got.row] == [[0, 0], [0, 0], [3, 0]]
+
+
+def test_repeats_of_a_collective():
+    """Three runs on one clock. Last arrivals at 20, 20, 24; members end 5, 9, 6 and 7, 8, 12 later: the medians are 6 and 8. The
+    first ends come 5, 8, 6 later: half of their interquartile range is 0.75. Without a clock each run shows the least of what
+    a member took from its own arrival: 5, 9 and 6 (rank 1 came last in the second run), of which the median is 6."""
+    graph = build(2, {"world": [0, 1]}, lambda rank: [compute(), comm("all_reduce", "world", 8)])
+    for run, (arrivals, ends) in enumerate([((20, 12), (25, 27)), ((20, 19), (29, 28)), ((4, 24), (30, 36))]):
+        columns = zip(arrivals, ends, strict=True)
+        add_timing(graph, {r: rows([(0, at), (at, end)]) for r, (at, end) in enumerate(columns)}, run)
+    got = durations(graph, find_matches(graph))
+    assert [int(got.own[row][1]) for row in got.row] == [6, 6] and [int(got.tail[row][1]) for row in got.row] == [0, 2]
+    assert [int(got.spread[row][1]) for row in got.row] == [1, 1]
+    graph.timing.clock_error[:] = 1000
+    got = durations(graph, find_matches(graph))
+    assert [int(got.own[row][1]) for row in got.row] == [9, 9]
+    assert [int(got.spread[row][1]) for row in got.row] == [2, 2] and not any(row.any() for row in got.tail)
 
 
 def test_ranks_that_nobody_measured_are_named():
