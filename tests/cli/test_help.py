@@ -14,10 +14,11 @@ OPTIONS = {
     "record": "--world-size --jobs --output --live --nproc-per-node --warmup --iterations --reduce-order --sends "
     "--pretend-cuda --tensors --tensor-budget",
     "slice": "",
-    "slice run": "file --size --output --ranks --index --repeat --no-probe --slurm --slurm-args --trust",
-    "slice plan": "file --size",
+    "slice run": "file --size --cover --output --ranks --index --repeat --passes --parallel --force --no-probe --slurm "
+    "--slurm-args --trust",
+    "slice plan": "file --size --cover",
     "slice merge": "files --output",
-    "slice probe": "file --size --output --repeats",
+    "slice probe": "file --size --cover --output --repeats",
     "slice invariance": "file --size --delay --seed --trust",
     "calibrate": "file --output",
     "replay": "file --ranks --output --slurm --slurm-args --trust",
@@ -61,6 +62,7 @@ def test_short_options():
         "--quiet": "-q",
         "--verbose": "-v",
         "--size": "-s",
+        "--force": "-f",
         "--jobs": "-j",
         "--world-size": "-n",
     }

@@ -11,7 +11,7 @@ from prism_tools.slicing.noise import spreads
 from tests.graph.builder import add_timing, build, compute, step
 from tests.tools import program, run
 
-LATE = 20_000_000  # ns by which rank 1 is late
+LATE = 100_000_000  # ns by which rank 1 is late
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def test_virtual_peers_keep_the_solved_times(twice):
     """Rank 0, which is never late itself, waits for rank 1, which is not there."""
     graph, said = twice
     assert check(graph) == [] and graph.timing.rank.tolist() == [0, 1] and graph.timing.slice.tolist() == [0, 1]
-    assert graph.timing.iteration_ns[0][1:].mean() > 0.9 * LATE  # a delivery that is late once is early the next time
+    assert graph.timing.iteration_ns[0][1:].mean() > 0.5 * LATE  # what one delivery is late the next is early
     one, two = graph.environment["slice"]["passes"]
     assert one["moved"] is None and min(one["iteration_ns"], two["iteration_ns"]) > LATE
     assert two["moved"] == two["iteration_ns"] / one["iteration_ns"] - 1
@@ -46,7 +46,7 @@ def test_a_calibrated_graph_is_sliced_at_its_times(twice, tmp_path):
     run("slice", "run", *argv, cwd=tmp_path)
     part = file.read(tmp_path / "part.h5")
     assert part.timing.rank.tolist() == [0] and (part.stage, part.durations, part.timeline) == ("sliced", None, None)
-    assert part.timing.iteration_ns[0][1:].mean() > 0.9 * LATE
+    assert part.timing.iteration_ns[0][1:].mean() > 0.5 * LATE
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,14 @@ def test_spread_of_own_times():
 
 
 def test_a_noisy_slice_is_named(stages, tmp_path):
-    """Rank 1 takes 10, 20 and 30 ms: half the interquartile range is 5 of 20."""
+    """Rank 1 takes 50, 100 and 150 ms: half the interquartile range is 25 of 100."""
     bare = stages.recorded("uneven.py", world=2)
     argv = ["run", bare.path, "-s", 1, "--repeat", 3, "--no-probe", "-o", "x.h5", "--", program("uneven.py")]
     done = run("slice", *argv, tmp_path / "count", cwd=tmp_path)
-    found = re.match(
-        r"prism-slice: warning: slice 1 \(ranks 1\) is noisy: rank 1's own time differs by ± (\S+) % ", done.stderr
+    (told,) = [
+        line for line in done.stderr.splitlines() if line.startswith("prism-slice: warning: slice 1 (ranks 1) is noisy")
+    ]
+    spread = re.search(
+        r": rank 1's own time differs by ± (\S+) % between 3 runs.*; measure it again with --ranks 1$", told
     )
-    assert 20 < float(found[1]) < 30, done.stderr
-    assert done.stderr.splitlines()[0].endswith("; measure it again with --ranks 1") and "between 3 runs" in done.stderr
+    assert 20 < float(spread[1]) < 30

@@ -72,25 +72,23 @@ def test_stopped_killed_and_finished(bench, sums):
     assert [len(row) for row in graph.timing.start] == [len(row) for row in whole.timing.start]
 
 
-def test_another_question_and_a_fresh_start(bench, sums):
-    """A slice that fails leaves the one before; another size, and -f, have no use for it."""
+def test_a_fresh_start(bench, sums):
+    """A slice that fails leaves the one before; -f has no use for it."""
     program = bench.out.parent / "program.py"
     program.write_text(
         f"import os, sys\nif int(os.environ['RANK']) >= int(sys.argv[1]): sys.exit(3)\n{SUMS.read_text()}"
     )
-    call = ["slice", "run", sums["bare"], "--no-probe", "-o", "sliced.h5"]
+    call = ["slice", "run", sums["bare"], "-s", 2, "--no-probe", "-o", "sliced.h5"]
     failing = ["--", program, 2]
-    done = bench.run(*call, "-s", 2, *failing, expect=3)
+    done = bench.run(*call, *failing, expect=3)
     assert done.stderr.splitlines()[-1] in [f"prism-slice: rank {rank} ended with exit status 3" for rank in (2, 3)]
     names, folder = parts(bench)
     assert names == {"slice-0"}
     before = (folder / "slice-0.h5").stat().st_ino
-    assert "1 of 2 slices were measured by an earlier call" in bench.run(*call, "-s", 2, *failing, expect=3).stderr
+    assert "1 of 2 slices were measured by an earlier call" in bench.run(*call, *failing, expect=3).stderr
     assert (folder / "slice-0.h5").stat().st_ino == before
-    assert "earlier call" not in bench.run(*call, "-s", 2, "-f", *failing, expect=3).stderr
+    assert "earlier call" not in bench.run(*call, "-f", *failing, expect=3).stderr
     assert parts(bench) == ({"slice-0"}, folder) and (folder / "slice-0.h5").stat().st_ino != before
-    assert "earlier call" not in bench.run(*call, "-s", 1, *failing, expect=3).stderr
-    assert len(list(bench.out.glob("sliced.h5.*.parts"))) == 2
 
 
 @two_cores
