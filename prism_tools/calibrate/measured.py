@@ -110,8 +110,8 @@ def _align(timing: Timing, columns: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _stand_ins(graph: Graph, measured: list[bool]) -> tuple[np.ndarray, dict[int, list[int]]]:
-    """Measured.stand_in and .alike: for every rank itself, or a measured rank with the same program: one with equal values and equal places in its
-    groups if there is one, so that a group of clones stands in for a group."""
+    """Measured.stand_in and .alike: for every rank itself, or a measured rank with the same program: one with equal values and
+    equal places in its groups if there is one, so that a group of clones stands in for a group."""
     stand_in = np.arange(graph.world_size)
     candidates: dict[int, list[int]] = {}
     for rank in np.flatnonzero(measured).tolist():

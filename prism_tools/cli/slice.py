@@ -146,7 +146,12 @@ def _run(options: argparse.Namespace) -> None:
 
     todo = prepared(graph, options)
     with _parts(options, len(todo)) as folder:
-        common.write_graph(run(graph, options, todo, folder), options)
+        try:
+            common.write_graph(run(graph, options, todo, folder), options)
+        except BaseException:
+            if folder and any(folder.glob("*.h5")):
+                options.progress.warn(f"finished slices are kept in {folder}; the same command goes on")
+            raise
 
 
 def _check_options(options: argparse.Namespace) -> None:
@@ -205,9 +210,13 @@ def _plan(options: argparse.Namespace) -> None:
 def _merge(options: argparse.Namespace) -> None:
     common.check_output(options)
     from prism_tools.graph import file
+    from prism_tools.graph.names import ranks_text
     from prism_tools.slicing.merge import merge
 
     options.file, graph = merge([(name, file.read(name)) for name in options.files])
+    missing = set(range(graph.world_size)).difference(graph.timing.rank.tolist() if graph.timing else ())
+    if missing and graph.environment.get("slice", {}).get("cover") == "all":
+        options.progress.warn(f"ranks {ranks_text(missing)} are in no part; is a slice missing?")
     common.write_graph(graph, options)
 
 

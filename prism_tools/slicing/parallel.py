@@ -39,14 +39,17 @@ def fitting(count: int, taken: int, progress: Any) -> int:
 
 def available_memory() -> int:
     """Bytes that new processes can have: of the machine, or of what this process's control group may still take."""
-    with open("/proc/meminfo") as lines:
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(meminfo["MemAvailable"].split()[0]) * 1024
     try:
-        place = next(line.split("::", 1)[1].strip() for line in open("/proc/self/cgroup") if line.startswith("0::"))
-        folder = Path("/sys/fs/cgroup") / place.lstrip("/")
-        most, used = (folder / name for name in ("memory.max", "memory.current"))
-        return min(free, int(most.read_text()) - int(used.read_text()))
-    except (OSError, StopIteration, ValueError):  # no limit ("max"), or none that can be seen
+        places = dict(
+            line.split("::", 1) for line in Path("/proc/self/cgroup").read_text().splitlines() if "::" in line
+        )
+        folder = Path("/sys/fs/cgroup") / places["0"].lstrip("/")
+        most, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return min(free, most - used + int(stat["inactive_file"]))  # which is dropped when others need it
+    except (OSError, KeyError, ValueError):  # no limit ("max"), or none that can be seen
         return free
 
 

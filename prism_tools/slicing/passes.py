@@ -41,8 +41,9 @@ def run_passes(
             break
         time, spans = now, own
         label = f"pass-{len(told) + 1}-"
-        job = replace(job, graph=replace(job.graph, timing=None), durations=solved.durations, label=label)
-        graph = replace(one_pass(job, todo, kept), probes=graph.probes)
+        base = replace(job.graph, timing=None, probes=graph.probes)
+        job = replace(job, graph=base, durations=solved.durations, label=label)
+        graph = one_pass(job, todo, kept)
     if moved is not None and not settled:
         half = solved.timeline.interval_ns
         known = f"; its own interval is ± {100 * half / now:.1f} %" if half != UNKNOWN else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from prism_tools.capture import ranks
 from prism_tools.emulate.sandbox import check_hash_seed, check_ranks, open_payloads
@@ -49,7 +50,7 @@ def run(graph: Graph, options: argparse.Namespace, todo: Slices, folder: Path | 
     if not options.no_probe:
         whole = slices(base, options.size) if options.cover == "all" else [sandbox for _, sandbox in todo]
         graph.probes = kept.probes() or kept.save_probes(measure(base, job.matches, whole, options.progress))
-    about = provenance.environment()
+    about: dict[str, Any] = {**provenance.environment(), "cover": options.cover}
     everything = options.index is None and options.ranks is None
     if options.passes > 1 or (before is not None and everything):
         graph, about["passes"] = run_passes(job, todo, kept, graph, before)

@@ -59,6 +59,8 @@ def test_merged_in_any_order(parts, sums, tmp_path):
         rows = zip(getattr(a.timing, name), getattr(b.timing, name), strict=True)
         assert all(np.array_equal(mine, other) for mine, other in rows), name
     assert [row["tool"] for row in a.provenance] == ["prism-record"] + ["prism-slice"] * 3
+    done = run("slice", "merge", names[0], "-o", "c.h5", cwd=tmp_path)
+    assert done.stderr == "prism-slice: warning: ranks 2-3 are in no part; is a slice missing?\n"
     assert (tmp_path / a.payload.path).resolve() == (folder / file.read(names[0]).payload.path).resolve()
 
 
