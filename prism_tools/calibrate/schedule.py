@@ -13,7 +13,7 @@ from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted, iteration_times, last_nodes
 from prism_tools.graph.model import Durations, Graph, Timeline
 from prism_tools.graph.own import own_times
-from prism_tools.graph.schema import EPILOGUE, UNKNOWN
+from prism_tools.graph.schema import EPILOGUE, UNKNOWN, Source
 
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
@@ -56,14 +56,16 @@ def _interval(
     graph: Graph, matches: Matches, durations: Durations, iteration_ns: np.ndarray, critical: np.ndarray
 ) -> int:
     """Half-width: variation between iterations (two standard errors), spread of the durations on the critical path, and
-    disagreement between the runs of a rank, combined in quadrature; UNKNOWN from one iteration of one run."""
+    disagreement between the runs of a rank, combined in quadrature; UNKNOWN from one iteration of one run. What was fitted is
+    wrong by the same each time: these spreads add up."""
     count = len(iteration_ns)
     between = 2 * float(np.std(iteration_ns, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
     nodes = matches.base[critical[:, 0]] + critical[:, 1]
     match = matches.of_node[nodes]
     once = np.append((match[1:] < 0) | (match[1:] != match[:-1]), True)[: len(nodes)]  # a jump lists two members
     spread = flat(durations.spread, durations.row)[nodes[once]].astype(float)
-    path = math.sqrt(float(np.sum(spread**2))) / count
+    fitted = flat(durations.source, durations.row)[nodes[once]] == Source.FIT
+    path = math.hypot(float(np.sqrt(np.sum(spread[~fitted] ** 2))), float(np.sum(spread[fitted]))) / count
     disagreement = _disagreement(graph, sorted(set(critical[:, 0].tolist())))
     if count == 1 and not disagreement:
         return UNKNOWN

@@ -7,7 +7,8 @@ from prism_tools.calibrate import calibrate
 from prism_tools.calibrate.nulls import own_spans_only, uncalibrated
 from prism_tools.errors import PrismError
 from prism_tools.graph.iterations import counted, iteration_times, last_nodes
-from prism_tools.graph.schema import UNKNOWN
+from prism_tools.graph.model import Probes
+from prism_tools.graph.schema import UNKNOWN, Op, Reduce
 from tests.graph.builder import add_timing, build, comm, compute, step
 
 
@@ -66,6 +67,16 @@ def test_the_interval_combines_iterations_path_and_runs():
     between = calibrate(sliced()).timeline  # 135 and 139: two standard errors are 2 * sqrt(8) / sqrt(2)
     spread = np.sqrt(2 * 1**2) / 2  # the spans before the reduction: 120, 120, 124 without the first
     assert between.interval_ns == round(np.hypot(4, spread))
+
+
+def test_what_was_fitted_is_wrong_by_the_same_each_time():
+    """A probe of half the bytes: its 10 ns are in doubt by 3 and by half, in both iterations alike."""
+    graph, none = sliced(), [np.zeros(2, np.int64)]
+    columns = (Op.ALL_REDUCE, 0, Reduce.SUM, 2, 32, 10, 3, 5)
+    graph.probes = Probes(*(np.array([value]) for value in columns), none, none)
+    solved = calibrate(graph).timeline
+    assert solved.iteration_ns.tolist() == [135, 139]
+    assert solved.interval_ns == round(np.hypot(4, np.hypot(np.sqrt(2), 8 + 8) / 2))
 
 
 def test_iterations_end_with_their_last_step_and_the_first_never_counts():
