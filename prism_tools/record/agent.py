@@ -5,6 +5,7 @@ Started by record/nodes.py through srun; how to begin comes as one line of JSON 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -52,7 +53,7 @@ class Agent(Server):
         for rank, channel, blob, payload in self.link.frames():
             peer = self.channels.get((rank, channel))
             if channel != CONTROL:
-                if peer is not None:
+                if peer is not None and peer.sock.fileno() >= 0:  # the rank may have ended meanwhile
                     peer.send_pickled(bytes(blob), wire.Parcel([payload]))
                 continue
             kind, *arguments = pickle.loads(blob)
@@ -95,6 +96,10 @@ def main() -> int:
         return 1
     os.environ.clear()
     os.environ.update(start["environ"])  # ranks have the coordinator's, wherever they run
+    with contextlib.suppress(
+        OSError
+    ):  # Slurm may have given its task one processor; ranks take turns on all of the job's
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
     agent = Agent(sock)
     try:
         os.chdir(start["cwd"])

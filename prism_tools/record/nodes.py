@@ -23,6 +23,7 @@ from typing import Any
 from prism_tools.capture import ranks, wire
 from prism_tools.capture.server import Here, Rank
 from prism_tools.errors import PrismError
+from prism_tools.graph.names import ranks_text
 from prism_tools.launch.slurm import srun
 from prism_tools.record.coordinator import Coordinator
 from prism_tools.record.link import CONTROL, MAIN, Frame, Guest, Link
@@ -32,8 +33,8 @@ ANSWER = 60.0  # seconds that an agent gets to answer a question about its proce
 LAST_OUTPUT = 30.0  # seconds that srun gets to pass on what ranks have printed, once the agents are gone
 
 # Beside what launch/slurm.py says. The job's nodes may be held by the step that we are; one agent's end must leave the
-# others their time to send traces; and ranks take turns on all processors.
-STEP = ("--overlap", "--mem=0", "--cpu-bind=none", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--quiet")
+# others their time to send traces.
+STEP = ("--overlap", "--mem=0", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--quiet")
 
 
 class Line(wire.Peer):
@@ -132,7 +133,7 @@ class Node(Here):
     def _lost(self, why: str) -> None:
         mine = sorted(rank.number for rank in self.coordinator.ranks.values() if rank.place is self and not rank.gone)
         self.close()
-        what = f"; ranks {mine[0]}-{mine[-1]} ran there" if mine else ""
+        what = f"; rank{'s' if len(mine) > 1 else ''} {ranks_text(mine)} ran there" if mine else ""
         raise PrismError(f"node {self.name}: {why}{what}")
 
     def close(self) -> None:
@@ -160,7 +161,6 @@ class NodesCoordinator(Coordinator):
 
     def prepare(self, modules: Sequence[str], pretend: bool) -> None:
         """Start the agents and wait until they have preloaded. PrismError: what went wrong."""
-        ranks.limits()
         secret = secrets.token_hex(32)
         with _listener() as listener:
             hello = {
@@ -175,6 +175,7 @@ class NodesCoordinator(Coordinator):
                 "pretend": pretend,
             }
             self.step = _start_step(self.count, json.dumps(hello).encode() + b"\n")
+            ranks.limits()  # imports torch, as the agents do at the same time
             self._gather(listener, secret)
         self.nodes.sort(key=lambda node: node.task)
         while not all(node.ready for node in self.nodes):
