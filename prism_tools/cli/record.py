@@ -46,16 +46,7 @@ def get_parser() -> common.Parser:
     usage = "[options] (-n W | --live) -o FILE -- [-m] program|launcher [argument ...]"
     parser = common.new_parser("prism-record", usage, DESCRIPTION, EXAMPLES, ENVIRONMENT, EXIT_STATUS)
     add = parser.add_argument
-    add("-n", "--world-size", metavar="W", type=common.positive, help="ranks of the program")
-    add(
-        "-j", "--jobs", metavar="N", type=common.positive, help="ranks running at a time on a node (default: all cores)"
-    )
-    add(
-        "--nodes",
-        metavar="N",
-        type=common.positive,
-        help="nodes of the Slurm allocation on which the ranks run (default: all; without Slurm 1: this machine)",
-    )
+    _add_places(add)
     common.add_file(parser, "-o", "--output", metavar="FILE", required=True, help="write the graph to FILE")
     add("--live", action="store_true", help="trace the real ranks that the command starts, with their times")
     add(
@@ -92,6 +83,19 @@ def get_parser() -> common.Parser:
     _add_payloads(add)
     common.add_command(parser, recorded=False)
     return parser
+
+
+def _add_places(add: Callable[..., object]) -> None:
+    add("-n", "--world-size", metavar="W", type=common.positive, help="ranks of the program")
+    add(
+        "-j", "--jobs", metavar="N", type=common.positive, help="ranks running at a time on a node (default: all cores)"
+    )
+    add(
+        "--nodes",
+        metavar="N",
+        type=common.positive,
+        help="nodes of the Slurm allocation on which the ranks run (default: all; without Slurm 1: this machine)",
+    )
 
 
 def _add_payloads(add: Callable[..., object]) -> None:

@@ -32,9 +32,9 @@ CONNECT = 120.0  # seconds that nodes get to start Python and to connect
 ANSWER = 60.0  # seconds that an agent gets to answer a question about its processes
 LAST_OUTPUT = 30.0  # seconds that srun gets to pass on what ranks have printed, once the agents are gone
 
-# Beside what launch/slurm.py says. The job's nodes may be held by the step that we are; one agent's end must leave the
-# others their time to send traces.
-STEP = ("--overlap", "--mem=0", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", "--quiet")
+# Beside what launch/slurm.py says. The job's nodes may be held by the step that we are; the end of one agent, or of a
+# node, must leave the others their time to send traces.
+STEP = ("--overlap", "--mem=0", "--export=ALL", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--quiet")
 
 
 class Line(wire.Peer):
