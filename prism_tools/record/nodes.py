@@ -71,6 +71,8 @@ class Node(Here):
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What ``function``, of a module, says there. PrismError if the agent is gone or does not answer."""
+        if self.gone:
+            self._lost("its agent is gone")
         self._tell("ask", function, arguments)
         deadline = time.monotonic() + ANSWER
         while not self._answers:
