@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import signal
 import sys
 import traceback
@@ -125,6 +126,37 @@ def add_command(parser: argparse.ArgumentParser, recorded: bool = True) -> None:
         )
 
 
+def add_slurm(parser: argparse.ArgumentParser) -> None:
+    """Let the tool hand its work to Slurm."""
+    help_ = "run on nodes of Slurm and wait; when repeated, take up the jobs and parts that are there"
+    parser.add_argument("--slurm", action="store_true", help=help_)
+    help_ = "the site's options of sbatch, such as --slurm-args='--partition=gpu --time=60'"
+    parser.add_argument("--slurm-args", metavar="ARGS", type=words, default=None, help=help_)
+
+
+def uses_slurm(options: argparse.Namespace) -> bool:
+    """Whether Slurm shall do the work. PrismError: it cannot."""
+    if not options.slurm:
+        if options.slurm_args is not None:
+            raise PrismError("--slurm-args: is for jobs; add --slurm", status=2)
+        return False
+    from prism_tools.launch import jobs
+
+    jobs.check(options.file, options.output)
+    options.progress.log = not options.quiet
+    return True
+
+
+def recorded_program(options: argparse.Namespace) -> list[str]:
+    """What a job's command needs at its end so as to run the program that these options run."""
+    return [*(["--trust"] if options.trust else []), *(["--", *options.command] if options.command else [])]
+
+
+def this_tool() -> list[str]:
+    """The command that runs this tool again."""
+    return [sys.executable, os.path.abspath(sys.argv[0])]
+
+
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Options of ``argv``; what follows the first "--" becomes ``options.command`` (a list; None without "--")."""
     arguments = list(argv)
@@ -229,6 +261,14 @@ def natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number >= 0")
     return int(text)
+
+
+def words(text: str) -> list[str]:
+    """Words of a command line, as a shell would divide it."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def setting(

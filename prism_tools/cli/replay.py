@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ peak memory of the sandbox ranks."""
 
 EXAMPLES = """prism-replay -r 0-1 calibrated.h5 -o replayed.h5
 prism-slice bare.h5 -s 2 | prism-calibrate | prism-replay -r 0-1 | prism-inspect summary
+prism-replay -r 0-7 calibrated.h5 -o replayed.h5 --slurm --slurm-args=--partition=gpu
 prism-replay -r 0,7 calibrated.h5 -o replayed.h5 -- train.py --tp 2 --pp 2"""
 
 
@@ -29,11 +31,14 @@ def get_parser() -> common.Parser:
         "-r", "--ranks", metavar="RANKS", type=common.parse_ranks, required=True, help="sandbox ranks, such as 0-3,8"
     )
     common.add_output(parser)
+    common.add_slurm(parser)
     common.add_command(parser)
     return parser
 
 
 def _replay(options: argparse.Namespace) -> None:
+    if common.uses_slurm(options):
+        return _by_slurm(options)
     common.check_output(options)
     fix_hash_seed()
     graph = common.read_graph(options)
@@ -41,6 +46,26 @@ def _replay(options: argparse.Namespace) -> None:
     from prism_tools.emulate.replay import replay  # after reading: it takes seconds
 
     common.write_graph(replay(graph, options), options)
+
+
+def _by_slurm(options: argparse.Namespace) -> None:
+    """As one job, whose graph becomes ours."""
+    from prism_tools.graph import file
+    from prism_tools.launch.jobs import Parts, parts
+
+    program = common.recorded_program(options)
+    graph = common.read_graph(options)
+    common.choose_command(graph, options)
+    from prism_tools.emulate.replay import check_graph  # before the job waits in the queue
+
+    check_graph(graph, options)
+    ranks = ",".join(map(str, options.ranks))
+    with parts(options.tool, options.file, options.output, [ranks, program]) as folder:
+        part = str(folder / "replay.h5")
+        command = [*common.this_tool(), "-r", ranks, os.path.abspath(options.file), "-o", part, *program]
+        Parts(folder, {"replay": command}, options.slurm_args or [], options.progress).complete()
+        options.file = part  # its payload's path counts from there
+        common.write_graph(file.read(part), options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ Without a subcommand, "run" is meant: prism-slice bare.h5 -s 2."""
 EXAMPLES = """prism-slice bare.h5 -s 2 -o sliced.h5
 prism-slice plan bare.h5 -s 2
 prism-slice run bare.h5 -s 2 --ranks 0-3 --repeat 3 -o part.h5
+prism-slice run bare.h5 -s 8 -o sliced.h5 --slurm --slurm-args='--partition=gpu --time=30'
 prism-slice run bare.h5 -s 2 --index 1 --no-probe -o slice-1.h5
 prism-slice merge slice-0.h5 slice-1.h5 | prism-slice probe -s 2 -o sliced.h5
 prism-slice invariance bare.h5 -s 2 --delay 20"""
@@ -41,6 +42,7 @@ def get_parser() -> common.Parser:
     which.add_argument("--index", metavar="I", type=common.natural, help=help_)
     run.add_argument("--repeat", metavar="R", type=common.positive, default=1, help="runs of each slice (default: 1)")
     run.add_argument("--no-probe", action="store_true", help="do not measure the crossing operations alone")
+    common.add_slurm(run)
     common.add_command(run)
 
     _add(subparsers, "plan", "[options] -s S [FILE]", "print the slices as TSV; run nothing", _plan)
@@ -104,6 +106,8 @@ def _add_merge(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if common.uses_slurm(options):
+        return _by_slurm(options)
     common.check_output(options)
     fix_hash_seed()
     if options.ranks is None and options.index is None:
@@ -115,6 +119,26 @@ def _run(options: argparse.Namespace) -> None:
     from prism_tools.slicing.run import run  # after reading: it takes seconds
 
     common.write_graph(run(graph, options), options)
+
+
+def _by_slurm(options: argparse.Namespace) -> None:
+    """Each slice, and the probes, as a job of an array."""
+    from prism_tools.launch.jobs import Parts, parts
+    from prism_tools.slicing.array import commands, gathered, question
+
+    program = common.recorded_program(options)
+    graph = common.read_graph(options)
+    common.choose_command(graph, options)
+    with parts(options.tool, options.file, options.output, question(options, program)) as folder:
+        array = Parts(
+            folder,
+            commands(graph, options, folder, common.this_tool(), program),
+            options.slurm_args or [],
+            options.progress,
+        )
+        array.complete()
+        options.file, graph = gathered([str(array.path(name)) for name in array.commands])
+        common.write_graph(graph, options)
 
 
 def _plan(options: argparse.Namespace) -> None:

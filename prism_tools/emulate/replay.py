@@ -25,7 +25,7 @@ from prism_tools.errors import PrismError
 from prism_tools.graph import provenance
 from prism_tools.graph.iterations import iteration_times
 from prism_tools.graph.match import Matches, find_matches
-from prism_tools.graph.model import Graph, Replay
+from prism_tools.graph.model import Durations, Graph, Replay
 from prism_tools.graph.order import dependency_order
 from prism_tools.graph.schema import Op
 
@@ -36,13 +36,11 @@ INVALID_SHARE = 0.01  # an iteration whose deliveries are later than this share 
 def replay(graph: Graph, options: argparse.Namespace) -> Graph:
     """Replay ``options.ranks``; returns ``graph`` with what was measured. PrismError: not calibrated, unknown rank,
     divergence, a failed rank."""
-    check_ranks(graph, options.ranks, options.file)
-    if graph.durations is None:
-        raise PrismError(f"{file_name(options.file)}: not calibrated yet; run prism-calibrate first")
+    durations = check_graph(graph, options)
     check_hash_seed(graph)
     sandbox = sorted(options.ranks)
     matches = find_matches(graph)
-    planner = Timed(condense(graph, matches, dependency_order(graph, matches), graph.durations, set(sandbox)))
+    planner = Timed(condense(graph, matches, dependency_order(graph, matches), durations, set(sandbox)))
     payloads = open_payloads(graph, options.file)
     check_kept(graph, matches, payloads, sandbox, options.file)
     ranks.preload()
@@ -56,6 +54,14 @@ def replay(graph: Graph, options: argparse.Namespace) -> Graph:
     if assistant.values.unknown:
         options.progress.warn(f"{assistant.values.unknown} contributions were not recorded: losses are not comparable")
     return graph
+
+
+def check_graph(graph: Graph, options: argparse.Namespace) -> Durations:
+    """The graph's durations. PrismError unless it is calibrated and has the ranks ``options.ranks``."""
+    check_ranks(graph, options.ranks, options.file)
+    if graph.durations is None:
+        raise PrismError(f"{file_name(options.file)}: not calibrated yet; run prism-calibrate first")
+    return graph.durations
 
 
 def issue_costs(graph: Graph) -> dict[int, int]:

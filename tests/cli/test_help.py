@@ -8,19 +8,19 @@ import pytest
 
 from prism_tools import __version__
 
-HEAVY = ["torch", "h5py", "numba", "mpi4py", "matplotlib", "numpy"]
+HEAVY = ["torch", "h5py", "numba", "mpi4py", "matplotlib", "numpy", "submitit"]
 SHARED = "--quiet --verbose --version"
 OPTIONS = {
     "record": "--world-size --jobs --nodes --output --live --nproc-per-node --warmup --iterations --reduce-order --sends "
     "--pretend-cuda --tensors --tensor-budget",
     "slice": "",
-    "slice run": "file --size --output --ranks --index --repeat --no-probe --trust",
+    "slice run": "file --size --output --ranks --index --repeat --no-probe --slurm --slurm-args --trust",
     "slice plan": "file --size",
     "slice merge": "files --output",
     "slice probe": "file --size --output --repeats",
     "slice invariance": "file --size --delay --seed --trust",
     "calibrate": "file --output",
-    "replay": "file --ranks --output --trust",
+    "replay": "file --ranks --output --slurm --slurm-args --trust",
     "inspect": "",
     "inspect summary": "file --partial",
     "inspect ranks": "file --partial --format",
@@ -140,6 +140,14 @@ def usage_error(capsys, tool, *argv):
         (
             ["replay", "-r", "3-1", "a.h5"],
             "prism-replay: argument -r/--ranks: '3-1' is no list of ranks such as 0-3,8; see prism-replay --help\n",
+        ),
+        (
+            ["slice", "a.h5", "-s", "2", "-o", "b.h5", "--slurm-args=-p gpu"],
+            "prism-slice: --slurm-args: is for jobs; add --slurm\n",
+        ),
+        (
+            ["replay", "-r", "0", "a.h5", "--slurm", "--slurm-args='"],
+            'prism-replay: argument --slurm-args: "\'": No closing quotation; see prism-replay --help\n',
         ),
         (
             ["inspect", "timeline", "a.h5", "-o", "a.gif"],

@@ -1,0 +1,69 @@
+"""What clusters do to jobs that run: requeue them, preempt them, lose their nodes, end their time. On real daemons."""
+
+import os
+import re
+import signal
+
+import pytest
+
+from prism_tools.graph import file
+from tests.cluster.gate import Gate
+from tests.tools import until
+
+
+@pytest.fixture
+def gate(slurm, tmp_path, stages):
+    return Gate(slurm, tmp_path, stages)
+
+
+def lose_the_node(slurm, gate, part):
+    """Kill the daemon of a part's node, and have Slurm notice at once; then the node comes back."""
+    node = re.search(r" BatchHost=(\w+)", gate.show(part))[1]
+    daemon = slurm.daemons[f"slurmd-{node}"]
+    os.kill(daemon.pid, signal.SIGKILL)
+    daemon.wait()
+    slurm.run("scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
+    slurm.start_node(node)
+    slurm.run("scontrol", "update", f"nodename={node}", "state=resume")
+
+
+def test_slices_start_again(slurm, gate):
+    """Three of four slices lose their jobs in three ways. The fourth runs on; of first attempts no process is left."""
+    driver = gate.start(size=1)
+    gate.arrived(4)
+    before = gate.ranks()
+    slurm.run("scontrol", "requeue", gate.job("slice-1"))
+    slurm.run("scancel", "--batch", "--signal=USR2", gate.job("slice-2"))  # as before a preemption
+    lose_the_node(slurm, gate, "slice-3")
+    gate.arrived(3, attempt=1)
+    first = {line for line in before if "slice-0.h5" in line}
+    assert first
+    until(lambda: set(before) & set(gate.ranks()) == first)
+    gate.open()
+    assert gate.finish(driver) == 0, gate.said
+    assert gate.sliced() == [0, 1, 2, 3]
+    assert gate.said.count("slice-0: running") == 1 and gate.said.count(": done") == 4
+
+
+def test_the_end_of_its_time(slurm, gate):
+    """A slice whose time is over has failed, and is not tried again; the other one is done."""
+    driver = gate.start(options=["--slurm-args=--time=60"])
+    gate.arrived(2)
+    slurm.run("scontrol", "update", f"jobid={gate.job('slice-1')}", "endtime=now")
+    until(lambda: "JobState=TIMEOUT" in gate.show("slice-1"), limit=60)
+    gate.open()
+    assert gate.finish(driver) == 1
+    assert "prism-slice: 1 of 2 jobs failed, first slice-1 (job " in gate.said and ", TIMEOUT, " in gate.said
+    assert "slice-0: done" in gate.said
+    until(lambda: gate.ranks() == [])
+
+
+def test_a_replay_starts_again(slurm, gate, sums, tmp_path):
+    argv = ["-r", "0-1", sums["calibrated"], "-o", "replayed.h5", "--slurm", *gate.program]
+    driver = gate.start_tool("replay", *argv)
+    gate.arrived(1)
+    slurm.run("scontrol", "requeue", gate.job("replay"))
+    gate.arrived(1, attempt=1)
+    gate.open()
+    assert gate.finish(driver) == 0, gate.said
+    assert file.read(tmp_path / "replayed.h5").replay.timing.rank.tolist() == [0, 1]
