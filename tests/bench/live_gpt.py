@@ -272,8 +272,8 @@ class Whole:
         model = build(job)
         if mode in ("fsdp", "hostbound"):
             for module in model:
-                fully_shard(module)
-            fully_shard(model)
+                fully_shard(module, mesh=job.mesh["dp"])
+            fully_shard(model, mesh=job.mesh["dp"])
         self.model = apply_tp(model, job) if mode == "tp" else model
         if mode == "ddp":
             self.model = DistributedDataParallel(model, [job.device.index] if job.device.type == "cuda" else None)
