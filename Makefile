@@ -1,5 +1,5 @@
 # make demo  sets up .venv and runs the whole pipeline on an example;  make test  sets up and runs every test.
-# Both install what they need into .venv: nothing else is changed on the machine (but as root, tests/cluster installs Slurm).
+# Both install what they need into .venv: nothing else is changed on the machine (but as root, tests/cluster installs Slurm and Open MPI).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -67,16 +67,21 @@ def threads_of_a_rank() -> None:
         os.environ.setdefault(name, "1")
 
 
+def limits() -> None:
+    """One computing thread, and all the descriptors there can be: a socket or two for each rank, payloads in flight."""
+    threads_of_a_rank()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    import torch
+
+    torch.set_num_threads(1)
+
+
 def preload(warm: bool = False, modules: Sequence[str] = (), pretend: bool = False) -> None:
     """Import torch and what programs need of it, and make the memory shareable with forked ranks. ``warm``: also let torch
     set itself up here (capture/warm.py), and import ``modules``, with CUDA devices if they ``pretend`` them: for many ranks,
     and not where one is measured, whose memory and first operations are to be those of a process of its own."""
-    threads_of_a_rank()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket or two for each rank, and payloads in flight
-    import torch
-
-    torch.set_num_threads(1)
+    limits()
     for name in PRELOAD:
         importlib.import_module(name)
     pretend_cuda = importlib.import_module("prism_tools.capture.pretend_cuda")  # and all of capture

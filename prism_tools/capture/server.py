@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pickle
 import selectors
 import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from prism_tools.capture import clock, ranks, wire
@@ -75,13 +78,27 @@ def refusal_of(operation: Operation) -> str:
     return refusal(operation.group.backend, operation.op, operation.reduce, dtype)
 
 
+class Here:
+    """Where ranks are that the server forks itself: on its own machine."""
+
+    name = ""
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``function`` says on the machine where the ranks are."""
+        return function(*arguments)
+
+
+HERE = Here()
+
+
 @dataclass
 class Rank:
-    """A rank process as its server sees it."""
+    """A rank process as its server sees it. ``place``: the machine that ``pid`` belongs to."""
 
     number: int
     pid: int
     main: wire.Peer
+    place: Here = HERE
     push: wire.Peer | None = None
     others: list[wire.Peer] = field(default_factory=list)
     sites: list[str] = field(default_factory=list)
@@ -95,6 +112,21 @@ class Rank:
 
     def peers(self) -> list[wire.Peer]:
         return [self.main, *([self.push] if self.push else []), *self.others]
+
+    def adopt(self, kind: str, peer: wire.Peer) -> None:
+        """One more socket: "push", or a thread's "channel"."""
+        if kind == "push":
+            self.push = peer
+        else:
+            self.others.append(peer)
+
+    def ask(self, function: Callable[[int], Any]) -> Any:
+        """What ``function`` says of the rank's process, where that is."""
+        return self.place.ask(function, self.pid)
+
+    def text(self) -> str:
+        """As messages name it."""
+        return f"rank {self.number}" + (f" on node {self.place.name}" if self.place.name else "")
 
 
 class Failure(PrismError):
@@ -112,6 +144,7 @@ class Server:
         self.full: set[wire.Peer] = set()
         self.given_up = False
         self.alive = 0  # rank processes that have not been reaped
+        self.own: list[socket.socket] = []  # what ranks must not hold, beside the sockets of others
 
     # --- what subclasses provide
 
@@ -150,11 +183,11 @@ class Server:
 
     def spawn(self, spec: ranks.Spec) -> Rank:
         """Fork one rank; it waits for "go"."""
-        close = [peer.sock for rank in self.ranks.values() for peer in rank.peers()]
+        close = self.own + [peer.sock for rank in self.ranks.values() for peer in rank.peers()]
         pid, sock = ranks.fork(spec, close)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         rank = self.ranks[spec.rank] = Rank(spec.rank, pid, wire.Peer(sock, self.full))
-        self.selector.register(sock, selectors.EVENT_READ, (rank, rank.main))
+        self._listen(rank, rank.main)
         self.alive += 1
         return rank
 
@@ -165,23 +198,31 @@ class Server:
         """Handle what has arrived; False if nothing came in time."""
         events = self.selector.select(min(timeout or FULL_POLL, FULL_POLL) if self.full else timeout)
         for key, _ in events:
-            rank, peer = key.data
-            try:
-                message, payload, fds = wire.receive(peer.sock)
-            except (EOFError, ConnectionError):
-                self._closed(rank, peer)
-                continue
-            except OSError as error:
-                raise PrismError(f"rank {rank.number}: {error.strerror}; raise ulimit -n") from error
-            if not self.given_up:
-                self.handle(rank, peer, message, payload, fds)
-            elif (
-                message[0] in LAST_WORDS
-            ):  # and nothing else is answered: the rank would take it for the answer to these
-                Server.handle(self, rank, peer, message, payload, fds)
+            key.data()
         for peer in list(self.full):
             peer.flush()
         return bool(events)
+
+    def _listen(self, rank: Rank, peer: wire.Peer) -> None:
+        self.selector.register(peer.sock, selectors.EVENT_READ, partial(self._read, rank, peer))
+
+    def _read(self, rank: Rank, peer: wire.Peer) -> None:
+        try:
+            blob, payload, fds = wire.receive_pickled(peer.sock)
+        except (EOFError, ConnectionError):
+            self._closed(rank, peer)
+            return
+        except OSError as error:
+            raise PrismError(f"rank {rank.number}: {error.strerror}; raise ulimit -n") from error
+        self.arrived(rank, peer, blob, payload, fds)
+
+    def arrived(self, rank: Rank, peer: wire.Peer, blob: memoryview, payload: memoryview, fds: list[int]) -> None:
+        """A rank's message, pickled, is here."""
+        message = pickle.loads(blob)
+        if not self.given_up:
+            self.handle(rank, peer, message, payload, fds)
+        elif message[0] in LAST_WORDS:  # and nothing else is answered: the rank would take it for the answer to these
+            Server.handle(self, rank, peer, message, payload, fds)
 
     def _closed(self, rank: Rank, peer: wire.Peer) -> None:
         self.selector.unregister(peer.sock)
@@ -191,7 +232,10 @@ class Server:
         os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
         kill_group(rank.pid)  # what the rank left behind, while its number is still taken
         _, status = os.waitpid(rank.pid, 0)
-        code = os.waitstatus_to_exitcode(status)
+        self.ended(rank, os.waitstatus_to_exitcode(status))
+
+    def ended(self, rank: Rank, code: int) -> None:
+        """A rank's process is no more; ``code``: its exit status, or -N for signal N."""
         rank.gone = True
         self.alive -= 1
         rank.status = code if code >= 0 else 128 - code
@@ -201,7 +245,7 @@ class Server:
         """A rank's process has ended; raises Failure if badly."""
         if signal_number:
             name = signal.Signals(signal_number).name
-            raise Failure(f"rank {rank.number} was killed by {name}", rank.status)
+            raise Failure(f"{rank.text()} was killed by {name}", rank.status)
         if rank.status or not rank.left:
             place = f" after {rank.sites[-1]}" if rank.sites else ""
             how = (
@@ -209,7 +253,7 @@ class Server:
                 if rank.status
                 else "left without ending its program (os._exit?)"
             )
-            raise Failure(f"rank {rank.number} {how}{place}", rank.status or 1)
+            raise Failure(f"{rank.text()} {how}{place}", rank.status or 1)
 
     def collect_traces(self) -> None:
         """Give up: ask the ranks that wait for us for their traces, briefly."""
@@ -228,7 +272,7 @@ class Server:
 
     def _any_awake(self) -> bool:
         return any(
-            process_state(r.pid) not in ("S", "T") for r in self.ranks.values() if not r.gone and r.trace is None
+            r.ask(process_state) not in ("S", "T") for r in self.ranks.values() if not r.gone and r.trace is None
         )
 
     def close(self) -> None:
@@ -242,7 +286,7 @@ class Server:
                 rank.gone = True
                 self.alive -= 1
             for peer in rank.peers():
-                peer.sock.close()
+                peer.close()
         self.selector.close()
 
     # --- messages
@@ -266,7 +310,7 @@ class Server:
         elif kind == "group":
             self._group(rank, *message[1:])
         elif kind in ("channel", "push"):
-            self._channel(rank, kind, fds[0])
+            self._channel(rank, kind, wire.Peer(socket.socket(fileno=fds[0]), self.full))
         elif kind == "iteration":
             rank.iterations = message[1]
         elif kind == "trace":
@@ -294,13 +338,9 @@ class Server:
             self.groups[name, members] = group
         rank.slots.append(group)
 
-    def _channel(self, rank: Rank, kind: str, fd: int) -> None:
-        peer = wire.Peer(socket.socket(fileno=fd), self.full)
-        if kind == "push":
-            rank.push = peer
-        else:
-            rank.others.append(peer)
-        self.selector.register(peer.sock, selectors.EVENT_READ, (rank, peer))
+    def _channel(self, rank: Rank, kind: str, peer: wire.Peer) -> None:
+        rank.adopt(kind, peer)
+        self._listen(rank, peer)
 
     def _store(self, rank: Rank, peer: wire.Peer, function: str, arguments: tuple) -> None:
         token = (rank.number, id(peer), peer)

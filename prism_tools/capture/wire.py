@@ -63,6 +63,10 @@ class Parcel:
         if self.size > most_inline:
             self.fd = memfd(buffers)
 
+    def view(self) -> memoryview:
+        """The bytes, which stay there after the parcel."""
+        return map_fd(os.dup(self.fd))[: self.size] if self.fd >= 0 else memoryview(self.inline)
+
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:
             os.close(self.fd)
@@ -107,9 +111,8 @@ def memfd(buffers: list[Any]) -> int:
     return fd
 
 
-def encode(message: tuple, parcel: Parcel) -> tuple[list[bytes], list[int], Parcel | None]:
-    """Parts of the datagram, the descriptors that go with it, and what must live until it is sent."""
-    blob = pickle.dumps(message, 5)
+def encode(blob: bytes, parcel: Parcel) -> tuple[list[bytes], list[int], Parcel | None]:
+    """Parts of the datagram with a pickled message, the descriptors that go with it, and what must live until it is sent."""
     by_fd, fds = (PAYLOAD, [parcel.fd]) if parcel.fd >= 0 else (0, [])
     if HEADER.size + len(blob) + len(parcel.inline) <= DATAGRAM:
         return [HEADER.pack(len(blob), parcel.size, by_fd), blob, parcel.inline], fds, None
@@ -121,7 +124,14 @@ def send(
     sock: socket.socket, message: tuple, parcel: Parcel = NOTHING, fds: tuple[int, ...] = (), flags: int = 0
 ) -> None:
     """Send one datagram. BlockingIOError with MSG_DONTWAIT on a full socket, OSError when the peer is gone."""
-    parts, own_fds, _keep = encode(message, parcel)
+    send_pickled(sock, pickle.dumps(message, 5), parcel, fds, flags)
+
+
+def send_pickled(
+    sock: socket.socket, blob: bytes, parcel: Parcel = NOTHING, fds: tuple[int, ...] = (), flags: int = 0
+) -> None:
+    """Send a message that is pickled already, like ``send``."""
+    parts, own_fds, _keep = encode(blob, parcel)
     descriptors = [*own_fds, *fds]
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     sock.sendmsg(parts, ancillary, flags)
@@ -129,6 +139,12 @@ def send(
 
 def receive(sock: socket.socket) -> tuple[tuple, memoryview, list[int]]:
     """Receive one datagram: (message, payload, passed descriptors). EOFError when the peer has closed."""
+    blob, payload, fds = receive_pickled(sock)
+    return pickle.loads(blob), payload, fds
+
+
+def receive_pickled(sock: socket.socket) -> tuple[memoryview, memoryview, list[int]]:
+    """Receive one datagram like ``receive``, and leave the message as it came."""
     data, ancillary, _flags, _address = sock.recvmsg(DATAGRAM, 64)
     if not data:
         raise EOFError
@@ -144,7 +160,7 @@ def receive(sock: socket.socket) -> tuple[tuple, memoryview, list[int]]:
         blob = memoryview(data)[HEADER.size : end]
     # torch wants a writable buffer
     payload = map_fd(fds.pop(0))[:size] if by_fd & PAYLOAD else memoryview(bytearray(data[end:]))
-    return pickle.loads(blob), payload, fds
+    return blob, payload, fds
 
 
 def map_fd(fd: int) -> memoryview:
@@ -163,19 +179,27 @@ class Peer:
 
     def __init__(self, sock: socket.socket, full: set[Peer]) -> None:
         self.sock = sock
-        self.queue: deque[tuple[tuple, Parcel]] = deque()
+        self.queue: deque[tuple[bytes, Parcel]] = deque()
         self.full = full
 
     def send(self, message: tuple, parcel: Parcel = NOTHING) -> None:
         """Send now, or queue in order. A peer that is gone is noticed by its closed socket, not here."""
-        self.queue.append((message, parcel))
+        self.send_pickled(pickle.dumps(message, 5), parcel)
+
+    def send_pickled(self, blob: bytes, parcel: Parcel = NOTHING) -> None:
+        """The same for a message that is pickled already."""
+        self.queue.append((blob, parcel))
         self.flush()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
 
     def flush(self) -> None:
         """Send what is queued as far as the socket takes it."""
         while self.queue:
             try:
-                send(self.sock, *self.queue[0], flags=socket.MSG_DONTWAIT)
+                send_pickled(self.sock, *self.queue[0], flags=socket.MSG_DONTWAIT)
             except BlockingIOError:
                 self.full.add(self)
                 return

@@ -12,8 +12,9 @@ from prism_tools.errors import PrismError
 
 DESCRIPTION = """Record a torch.distributed program of W ranks, running a few at a time.
 
-The program is not changed. All its ranks run on this machine; a rank gives up its slot where it
-waits for another. The bare graph says what each rank did, in what order and with which payloads;
+The program is not changed. All its ranks run on this machine, or, inside a Slurm allocation, on its
+nodes, neighbours together: memory beyond one machine's. A rank gives up its slot where it waits for
+another. The bare graph says what each rank did, in what order and with which payloads;
 it holds no times to rely on. If no rank can go on any more, a table says who waits where, for whom.
 A program that hangs only where sends wait for their receives shows this with --sends rendezvous.
 
@@ -34,7 +35,8 @@ With --live: that of the command."""
 
 ENVIRONMENT = {
     "PRISM_WORLD_SIZE": "world size, without -n",
-    "PRISM_JOBS, SLURM_CPUS_ON_NODE": "ranks running at a time, without -j",
+    "PRISM_JOBS, SLURM_CPUS_ON_NODE": "ranks running at a time on a node, without -j",
+    "PRISM_NODES, SLURM_JOB_NUM_NODES": "nodes, without --nodes",
     "CC, XDG_CACHE_HOME": "--live on GPUs: the C compiler, and where what it made is kept (prism-tools/)",
 }
 
@@ -44,8 +46,7 @@ def get_parser() -> common.Parser:
     usage = "[options] (-n W | --live) -o FILE -- [-m] program|launcher [argument ...]"
     parser = common.new_parser("prism-record", usage, DESCRIPTION, EXAMPLES, ENVIRONMENT, EXIT_STATUS)
     add = parser.add_argument
-    add("-n", "--world-size", metavar="W", type=common.positive, help="ranks of the program")
-    add("-j", "--jobs", metavar="N", type=common.positive, help="ranks running at a time (default: all cores)")
+    _add_places(add)
     common.add_file(parser, "-o", "--output", metavar="FILE", required=True, help="write the graph to FILE")
     add("--live", action="store_true", help="trace the real ranks that the command starts, with their times")
     add(
@@ -84,6 +85,19 @@ def get_parser() -> common.Parser:
     return parser
 
 
+def _add_places(add: Callable[..., object]) -> None:
+    add("-n", "--world-size", metavar="W", type=common.positive, help="ranks of the program")
+    add(
+        "-j", "--jobs", metavar="N", type=common.positive, help="ranks running at a time on a node (default: all cores)"
+    )
+    add(
+        "--nodes",
+        metavar="N",
+        type=common.positive,
+        help="nodes of the Slurm allocation on which the ranks run (default: all; without Slurm 1: this machine)",
+    )
+
+
 def _add_payloads(add: Callable[..., object]) -> None:
     add(
         "--tensors",
@@ -111,10 +125,9 @@ def _tensors(text: str) -> str | list[int]:
 
 
 def _record(options: argparse.Namespace) -> int:
-    if options.live and (options.world_size, options.jobs, options.nproc_per_node) != (None, None, None):
-        raise PrismError(
-            "--live: the command says how many ranks there are; leave -n, -j, --nproc-per-node out", status=2
-        )
+    if options.live and {options.world_size, options.jobs, options.nodes, options.nproc_per_node} != {None}:
+        many = "-n, -j, --nodes, --nproc-per-node"
+        raise PrismError(f"--live: the command says how many ranks there are; leave {many} out", status=2)
     if options.live and (options.reduce_order, options.sends) != ("rank", "eager"):
         raise PrismError("--live: the real backends add and send; leave --reduce-order, --sends out", status=2)
     if options.live and options.pretend_cuda:
@@ -132,6 +145,7 @@ def _record(options: argparse.Namespace) -> int:
 
         return record_live(options)
     options.jobs = common.setting(options.jobs, "PRISM_JOBS", "SLURM_CPUS_ON_NODE", default=os.cpu_count() or 1)
+    options.nodes = common.setting(options.nodes, "PRISM_NODES", "SLURM_JOB_NUM_NODES", default=1)
     options.nproc_per_node = options.nproc_per_node or min(8, options.world_size)
 
     from prism_tools.record.run import record

@@ -6,7 +6,7 @@ import gc
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,8 @@ class Collective:
 
 
 class Coordinator(Server):
-    """Runs the program's W ranks. ``slots``: ranks at a time. ``payloads``: where contributions are kept: the essential
-    ones, and those that cross into the ranks ``cut`` (None: all). ``order``: of sums."""
+    """Runs the program's W ranks. ``slots``: ranks at a time on a machine. ``payloads``: where contributions are kept: the
+    essential ones, and those that cross into the ranks ``cut`` (None: all). ``order``: of sums."""
 
     def __init__(
         self,
@@ -70,6 +70,10 @@ class Coordinator(Server):
 
     # --- turns
 
+    def prepare(self, modules: Sequence[str], pretend: bool) -> None:
+        """Import what ranks need, here, before they are forked: see ranks.preload."""
+        ranks.preload(True, modules, pretend)
+
     def launch(self, spec: ranks.Spec) -> None:
         """Fork a rank; it runs when it gets a turn."""
         rank = self.spawn(spec)
@@ -97,7 +101,7 @@ class Coordinator(Server):
     def _may_wake(self) -> bool:
         """Whether a rank that is blocked elsewhere may go on: it only sleeps, or something moves in it."""
         stalled = [turn for turn in self.turns.values() if turn.is_stalled()]
-        return any(not self.stalls.is_for_ever(turn.rank.number, turn.rank.pid) for turn in stalled)
+        return any(not self.stalls.is_for_ever(turn.rank) for turn in stalled)
 
     def _expire(self, now: float = math.inf) -> bool:
         """Time passes only where no rank can run: the first time limit of a store wait is over, of those until ``now``
@@ -131,7 +135,7 @@ class Coordinator(Server):
 
     def _can_run(self, turn: Turn) -> bool:
         if turn.is_stalled():
-            return not self.stalls.is_for_ever(turn.rank.number, turn.rank.pid)
+            return not self.stalls.is_for_ever(turn.rank)
         return turn.state in (State.READY, State.ACTIVE) or (turn.state is State.LEFT and not turn.rank.gone)
 
     def _is_missing(self, number: int) -> bool:
@@ -159,7 +163,7 @@ class Coordinator(Server):
         """An active rank that sleeps although a watched operation is open is blocked in C++: free its slot."""
         for turn in [self.turns[number] for number in self.watching]:
             if turn.state is State.ACTIVE:
-                turn.sleeps = turn.sleeps + 1 if process_state(turn.rank.pid) == "S" else 0
+                turn.sleeps = turn.sleeps + 1 if turn.rank.ask(process_state) == "S" else 0
                 if turn.sleeps >= 2:
                     turn.sleeps = 0
                     self.turns.block(turn)
@@ -170,10 +174,10 @@ class Coordinator(Server):
         for turn in self.turns.values():
             in_cpp = turn.rank.watched or turn.asked  # nobody needs to know while others run
             if turn.state is State.ACTIVE or (turn.is_stalled() and not (in_cpp and self.turns.any_can_run())):
-                asleep = self.stalls.look(turn.rank.number, turn.rank.pid)
+                asleep = self.stalls.look(turn.rank)
                 if asleep:
                     self.turns.block(turn)
-                elif turn.is_stalled() and process_state(turn.rank.pid) == "R":
+                elif turn.is_stalled() and turn.rank.ask(process_state) == "R":
                     self.turns.wake(turn)
                 if turn.is_stalled() and not in_cpp:
                     idle.append(turn.rank.number)

@@ -99,7 +99,7 @@ def place_of(coordinator: Coordinator, turn: Turn) -> tuple[str, str]:
             return f"store key {waiter.keys[0]!r}", site
     if turn.rank.watched or turn.asked:
         return "C++ (a Future)", site
-    return call_of(turn.rank.pid)[0], site
+    return turn.rank.ask(call_of)[0], site
 
 
 def notices(coordinator: Coordinator, numbers: list[int]) -> list[str]:

@@ -23,6 +23,7 @@ from prism_tools.graph.stream import signals_wait
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
+from prism_tools.record.nodes import NodesCoordinator
 from prism_tools.tensors.payload import PayloadWriter
 
 
@@ -36,11 +37,12 @@ def record(options: argparse.Namespace) -> int:
     cut = cut_ranks(options)
     payloads = PayloadWriter(payload_path(options.output), options.tensor_budget)
     options.progress.log = options.verbose > 0 and not options.quiet
-    coordinator = Coordinator(options.jobs, payloads, cut, launch.reduce_order)
+    coordinator = coordinator_of(options, payloads, cut, launch)
     try:
         mode = tensors_text(options.tensors)
-        options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time; payloads: {mode}")
-        ranks.preload(True, imports.modules_of(launch.argv, launch.cwd), options.pretend_cuda)
+        where = f" on each of {coordinator.count} nodes" if isinstance(coordinator, NodesCoordinator) else ""
+        options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time{where}; payloads: {mode}")
+        coordinator.prepare(imports.modules_of(launch.argv, launch.cwd), options.pretend_cuda)
         pace = Pace()
         for rank in range(options.world_size):
             coordinator.launch(spec_of(launch, rank, options.sends == "eager"))
@@ -62,6 +64,15 @@ def record(options: argparse.Namespace) -> int:
         coordinator.close()
         payloads.discard()
     return 0
+
+
+def coordinator_of(
+    options: argparse.Namespace, payloads: PayloadWriter, cut: frozenset[int] | None, launch: Launch
+) -> Coordinator:
+    """The coordinator of ranks on this machine, or on several nodes, but no more than there are ranks."""
+    arguments = (options.jobs, payloads, cut, launch.reduce_order)
+    nodes = min(options.nodes, options.world_size)
+    return NodesCoordinator(nodes, options.world_size, *arguments) if nodes > 1 else Coordinator(*arguments)
 
 
 def cut_ranks(options: argparse.Namespace) -> frozenset[int] | None:

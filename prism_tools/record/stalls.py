@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from prism_tools.capture.server import Here, Rank
+
 LOOK = 0.5  # seconds between two looks at ranks that say nothing
 NOTICE = 5.0  # seconds asleep outside communication after which a rank is named
 FOREVER = 20.0  # seconds without any progress after which a rank that nothing will wake counts as blocked for ever
@@ -93,7 +95,7 @@ class Stalls:
     def __init__(self) -> None:
         self._naps: dict[int, Nap] = {}
         self._next = 0.0
-        self._families: dict[int, list[int]] = {}  # as of this look; {} before anybody has asked
+        self._families: dict[Here, dict[int, list[int]]] = {}  # as of this look, on machines that were asked
 
     def due(self) -> bool:
         """Whether it is time for another look; True at most once every LOOK seconds."""
@@ -108,9 +110,10 @@ class Stalls:
         """The rank has said something."""
         self._naps.pop(number, None)
 
-    def look(self, number: int, pid: int) -> bool:
+    def look(self, rank: Rank) -> bool:
         """Look at a rank that runs or seems to; whether it was asleep at this look and the one before."""
-        now, sight, nap = time.monotonic(), sight_of(pid), self._naps.get(number)
+        number = rank.number
+        now, sight, nap = time.monotonic(), rank.ask(sight_of), self._naps.get(number)
         worked = nap is not None and (sight.cpu - nap.sight.cpu) * TICK > BUSY * (now - nap.looked)
         if sight.state not in ASLEEP or worked:
             self.forget(number)
@@ -118,31 +121,33 @@ class Stalls:
         if nap is None:
             self._naps[number] = Nap(sight, now, now, now, sight.cpu, ())
             return False
-        children = self._children(pid) if now - nap.since > NOTICE / 2 else ()
+        children = self._children(rank) if now - nap.since > NOTICE / 2 else ()
         moved = sight.switches != nap.sight.switches or sight.cpu - nap.still_cpu > STIR
         if moved or children != nap.children:
             nap.still, nap.still_cpu = now, sight.cpu
         nap.sight, nap.looked, nap.children = sight, now, children
         return True
 
-    def _children(self, pid: int) -> tuple[tuple[int, Sight], ...]:
-        self._families = self._families or families()
-        found = list(self._families.get(pid, ()))
+    def _children(self, rank: Rank) -> tuple[tuple[int, Sight], ...]:
+        place = rank.place
+        if place not in self._families:
+            self._families[place] = place.ask(families)
+        found = list(self._families[place].get(rank.pid, ()))
         for child in found:  # grows meanwhile
-            found += self._families.get(child, ())
-        return tuple((child, sight_of(child)) for child in found)
+            found += self._families[place].get(child, ())
+        return tuple((child, place.ask(sight_of, child)) for child in found)
 
     def asleep_for(self, number: int) -> float:
         """Seconds for which the rank has been asleep; 0.0 if it is awake."""
         nap = self._naps.get(number)
         return time.monotonic() - nap.since if nap else 0.0
 
-    def is_for_ever(self, number: int, pid: int) -> bool:
+    def is_for_ever(self, rank: Rank) -> bool:
         """Whether nothing has moved in the rank for long, and no time limit will wake it or what it has started."""
-        nap = self._naps.get(number)
+        nap = self._naps.get(rank.number)
         if nap is None or time.monotonic() - nap.still < FOREVER:
             return False
-        return not any(call_of(each)[1] for each in (pid, *(child for child, _ in nap.children)))
+        return not any(rank.place.ask(call_of, each)[1] for each in (rank.pid, *(child for child, _ in nap.children)))
 
     def to_name(self, numbers: Iterable[int]) -> list[int]:
         """Those of the ranks that should be named now: asleep for long, nothing at work in them, not named before."""

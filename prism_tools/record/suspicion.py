@@ -102,7 +102,7 @@ def _asleep(coordinator: Coordinator, waiting: dict[int, list[int]]) -> str:
     if not idle:
         return ""
     who = [n for n, missing in waiting.items() if not set(idle).isdisjoint(missing)]
-    where = f"{'is' if len(idle) == 1 else 'are'} outside communication, in {call_of(turns[idle[0]].rank.pid)[0]}"
+    where = f"{'is' if len(idle) == 1 else 'are'} outside communication, in {turns[idle[0]].rank.ask(call_of)[0]}"
     where += f" (rank {idle[0]})" if len(idle) > 1 else ""
     others = f"; {_ranks(who)} {'waits' if len(who) == 1 else 'wait'} for {'it' if len(idle) == 1 else 'them'}"
     return f"{_ranks(idle)} {where}{others if who else ''}"

@@ -1,4 +1,4 @@
-"""Turns: at most N ranks run at a time; the others are ready, blocked or gone."""
+"""Turns: at most N ranks run at a time on a machine; the others are ready, blocked or gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from prism_tools.capture import wire
-from prism_tools.capture.server import Operation, Rank
+from prism_tools.capture.server import Here, Operation, Rank
 from prism_tools.record.polls import Polls
 
 LOOKAHEAD = 4  # ready ranks among which a wanted one is looked for
@@ -54,39 +54,47 @@ class Turn:
 
 
 class Turns(dict[int, Turn]):
-    """Turn by rank. ``slots``: ranks at a time; ``wanted``: whether others wait for this rank, which then goes first."""
+    """Turn by rank. ``slots``: ranks at a time on a machine; ``wanted``: whether others wait for this rank, which then
+    goes first."""
 
     def __init__(self, slots: int, wanted: Callable[[int], bool]) -> None:
         super().__init__()
         self.slots = slots
-        self.ready: deque[int] = deque()
-        self.active = 0
+        self.ready: dict[Here, deque[int]] = {}
+        self.running: dict[Here, int] = {}
+        self.active = 0  # on all machines
         self.switches = 0
         self._wanted = wanted
 
     def any_can_run(self) -> bool:
         """Whether a rank runs or is ready to."""
-        return self.active > 0 or len(self.ready) > 0
+        return self.active > 0 or any(self.ready.values())
 
     def start(self) -> None:
         """Give free slots to ready ranks."""
-        while self.active < self.slots and self.ready:
-            turn = self[self._next()]
-            turn.state = State.ACTIVE
-            self.active += 1
-            self.switches += 1
-            resume, turn.resume = turn.resume, None
-            if resume is not None:
-                resume()
+        for place, ready in self.ready.items():
+            while ready and self.running.get(place, 0) < self.slots:
+                turn = self[self._next(ready)]
+                self._count(turn, 1)
+                turn.state = State.ACTIVE
+                self.switches += 1
+                resume, turn.resume = turn.resume, None
+                if resume is not None:
+                    resume()
 
-    def _next(self) -> int:
+    def _count(self, turn: Turn, change: int) -> None:
+        place = turn.rank.place
+        self.running[place] = self.running.get(place, 0) + change
+        self.active += change
+
+    def _next(self, ready: deque[int]) -> int:
         """The oldest ready rank, or one near it that is wanted."""
-        for k in range(min(LOOKAHEAD, len(self.ready))):
-            number = self.ready[k]
+        for k in range(min(LOOKAHEAD, len(ready))):
+            number = ready[k]
             if self._wanted(number):
-                del self.ready[k]
+                del ready[k]
                 return number
-        return self.ready.popleft()
+        return ready.popleft()
 
     def make_ready(self, turn: Turn, resume: Callable[[], None]) -> None:
         """It may go on, with ``resume``, when there is a slot."""
@@ -94,18 +102,18 @@ class Turns(dict[int, Turn]):
         turn.resume = resume
         turn.waits = 0
         turn.store_keys = False
-        self.ready.append(turn.rank.number)
+        self.ready.setdefault(turn.rank.place, deque()).append(turn.rank.number)
 
     def give_way(self, turn: Turn, resume: Callable[[], None]) -> None:
         """An active rank goes to the end of the queue."""
-        self.active -= 1
+        self._count(turn, -1)
         self.make_ready(turn, resume)
 
     def block(self, turn: Turn) -> None:
         """It waits: its slot is free."""
         if turn.state is State.ACTIVE:
             turn.state = State.BLOCKED
-            self.active -= 1
+            self._count(turn, -1)
 
     def leave(self, turn: Turn) -> None:
         """Its program is over, or it is gone."""
@@ -115,6 +123,6 @@ class Turns(dict[int, Turn]):
     def wake(self, turn: Turn) -> None:
         """It had looked stalled, and is not: it runs already, in a slot or beyond them."""
         if turn.state is State.READY:
-            self.ready.remove(turn.rank.number)
+            self.ready[turn.rank.place].remove(turn.rank.number)
         turn.state = State.ACTIVE
-        self.active += 1
+        self._count(turn, 1)

@@ -24,9 +24,10 @@ from live_model import Live, Prediction, consistency, delay_classes, tracing_cos
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "tests/bench/live_gpt.py"
-MODES = ("ddp", "fsdp", "tp", "1f1b", "interleaved", "moe", "hostbound", "ddp-quiet", "fsdp-quiet", "1f1b-quiet")
+MODES = ("ddp", "fsdp", "tp", "1f1b", "interleaved", "3d", "moe", "hostbound", "ddp-quiet", "fsdp-quiet", "1f1b-quiet")
 LAYERS = {"cuda": 24, "cpu": 4}
 STAGES = {"1f1b": 1, "interleaved": 2}  # of a rank
+HALVES = "3d"  # two stages, whatever the world
 DELAY_MS = {"cuda": 5.0, "cpu": 20.0}
 HOST_BOUND_MS = 25.0  # where the host's own pace varies by 10 ms
 RESULT = re.compile(r"RES (\{[^\n]*\})")
@@ -122,9 +123,11 @@ def delays(mode, options):
     ms = HOST_BOUND_MS if mode == "hostbound" and options.device == "cuda" else ms
     early, late = 3 * layers // 4, layers // 4  # in backward
     last = options.world - 1
-    if mode in STAGES:
-        count = STAGES[mode] * options.world
-        early, late = (layers * (2 * stage + 1) // (2 * count) for stage in (0, last))
+    if mode in STAGES or mode == HALVES:
+        count, second = (
+            (STAGES[mode] * options.world, last) if mode in STAGES else (2, 1)
+        )  # stages, one of the last rank
+        early, late = (layers * (2 * stage + 1) // (2 * count) for stage in (0, second))
     first, second = f"0:{early}:{ms:g}:gpu", f"{last}:{late}:{ms:g}"
     return f"{first}+{first},{second}:gpu+{second}:host"
 

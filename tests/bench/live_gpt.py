@@ -20,21 +20,21 @@ import torch.nn as nn
 import torch.nn.functional as F
 from live_delay import Delays, Idle, Spin
 from torch.distributed._functional_collectives import all_to_all_single_autograd
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-MODES = ("ddp", "fsdp", "tp", "1f1b", "interleaved", "moe", "hostbound")
-PIPELINES = {"1f1b": 1, "interleaved": 2}  # stages of a rank
-QUIET = ("ddp", "fsdp", "hostbound", *PIPELINES)
+MODES = ("ddp", "fsdp", "tp", "1f1b", "interleaved", "3d", "moe", "hostbound")
+PIPELINES = {"1f1b": 1, "interleaved": 2, "3d": 1}  # stages of a rank
+QUIET = ("ddp", "fsdp", "hostbound", "1f1b", "interleaved")
 SIZES = {
     "cuda": {"layers": 24, "dim": 2048, "heads": 16, "vocab": 32768, "seq": 2048},
     "cpu": {"layers": 4, "dim": 64, "heads": 4, "vocab": 128, "seq": 32},
 }
-BATCH = {"1f1b": 16, "interleaved": 16, "hostbound": 1}  # else 4
+BATCH = {"1f1b": 16, "interleaved": 16, "3d": 16, "hostbound": 1}  # else 4
 LOCAL_EXPERTS = 2  # of a rank, in every second layer
 BUCKET = 25 << 20  # bytes of gradients in one all-reduce of --mode moe
 
@@ -46,8 +46,13 @@ def parse_args():
     add("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     for name in ("layers", "dim", "heads", "vocab", "seq"):
         add(f"--{name}", type=int, help="(default: by device)")
-    add("--batch", type=int, help="sequences of a rank and step; of all ranks for tp and pipelines (default: by mode)")
+    add(
+        "--batch",
+        type=int,
+        help="sequences of a rank and step; of a replica's ranks for tp and pipelines (default: by mode)",
+    )
     add("--microbatches", type=int, default=8, help="parts of a batch in a pipeline")
+    add("--expert-parallel", type=int, metavar="N", help="ranks that a layer's experts are spread over (default: all)")
     add("--steps", type=int, default=12)
     add("--log-every", type=int, default=1, metavar="N", help="loss.item() every N steps; 0: never")
     add("--sync", action=argparse.BooleanOptionalAction, default=True, help="synchronize at both ends of a step")
@@ -80,6 +85,7 @@ class Job:
     world: int
     spin: Spin
     delays: Delays
+    mesh: DeviceMesh
 
     def seed(self, number):
         torch.manual_seed(1000 * (self.args.seed + 1) + number)
@@ -89,6 +95,23 @@ class Job:
         pipeline = self.args.microbatches if self.args.mode in PIPELINES else 1
         ms = self.args.quiet_ms * share * (1 + 0.1 * self.rank) / pipeline
         return Idle.apply(x, self.spin, ms, *module.parameters())
+
+
+def new_mesh(args, device, world):
+    """The ranks by dimension: "pp" and "tp" that the mode asks for ("ep" with moe), "dp" the rest. 3d: as many twos as fit."""
+    pp = tp = ep = 1
+    if args.mode == "3d":
+        tp, pp = (2 if world % 2 == 0 else 1), (2 if world % 4 == 0 else 1)
+    elif args.mode in PIPELINES:
+        pp = world
+    elif args.mode == "tp":
+        tp = world
+    elif args.mode == "moe":
+        ep = args.expert_parallel or world
+    inner, name = (ep, "ep") if args.mode == "moe" else (tp, "tp")
+    if world % (pp * inner):
+        raise SystemExit(f"live_gpt.py: {world} ranks cannot be split by {pp * inner}")
+    return init_device_mesh(device.type, (pp, world // pp // inner, inner), mesh_dim_names=("pp", "dp", name))
 
 
 class MLP(nn.Module):
@@ -102,18 +125,20 @@ class MLP(nn.Module):
 
 
 class MoE(nn.Module):
-    """Experts spread over all ranks. Tokens take turns, so that every expert gets the same number; the router weighs."""
+    """Experts spread over the mesh's "ep". Tokens take turns, so that every expert gets the same number; the router weighs."""
 
     def __init__(self, job, index):
         super().__init__()
         dim = job.args.dim
-        self.ranks, self.experts_of_all = job.world, LOCAL_EXPERTS * job.world
+        self.group = job.mesh.get_group("ep")
+        self.ranks = self.group.size()
+        self.experts_of_all = LOCAL_EXPERTS * self.ranks
         self.router = nn.Linear(dim, self.experts_of_all, bias=False)
-        job.seed(100 * index + 10 * (job.rank + 1))
+        job.seed(100 * index + 10 * (self.group.rank() + 1))
         self.experts = nn.ModuleList(MLP(dim) for _ in range(LOCAL_EXPERTS))
 
     def exchange(self, rows):
-        return all_to_all_single_autograd(rows.contiguous(), None, None, dist.group.WORLD)
+        return all_to_all_single_autograd(rows.contiguous(), None, None, self.group)
 
     def forward(self, x):
         tokens, count = x.flatten(0, 1), self.experts_of_all
@@ -207,8 +232,8 @@ def build(job, stage=0, stages=1):
 
 
 def apply_tp(model, job):
-    """Split attention heads, hidden units and vocabulary over all ranks; everything between stays replicated."""
-    mesh = init_device_mesh(job.device.type, (job.world,))
+    """Split attention heads, hidden units and vocabulary over the mesh's "tp"; everything between stays replicated."""
+    mesh = job.mesh["tp"]
     column, row = ColwiseParallel(), RowwiseParallel()
     for module in model:
         if isinstance(module, Embedding):
@@ -221,6 +246,23 @@ def apply_tp(model, job):
     return model
 
 
+def average(parameters, group):
+    """Average gradients over ``group``, in buckets."""
+    if group.size() == 1:
+        return
+    bucket, size = [], 0
+    for parameter in reversed(parameters):
+        grad = parameter.grad
+        bucket.append(grad.to_local() if isinstance(grad, DTensor) else grad)
+        size += bucket[-1].nbytes
+        if size >= BUCKET or parameter is parameters[0]:
+            flat = torch.cat([grad.flatten() for grad in bucket])
+            dist.all_reduce(flat, group=group)
+            parts = flat.div_(group.size()).split([grad.numel() for grad in bucket])
+            torch._foreach_copy_(bucket, [part.view_as(grad) for part, grad in zip(parts, bucket, strict=True)])
+            bucket, size = [], 0
+
+
 class Whole:
     """A model that every rank runs as a whole: its forward, its backward, and what follows."""
 
@@ -230,14 +272,14 @@ class Whole:
         model = build(job)
         if mode in ("fsdp", "hostbound"):
             for module in model:
-                fully_shard(module)
-            fully_shard(model)
+                fully_shard(module, mesh=job.mesh["dp"])
+            fully_shard(model, mesh=job.mesh["dp"])
         self.model = apply_tp(model, job) if mode == "tp" else model
         if mode == "ddp":
             self.model = DistributedDataParallel(model, [job.device.index] if job.device.type == "cuda" else None)
         self.shared = [p for name, p in model.named_parameters() if ".experts." not in name] if mode == "moe" else []
         self.experts = [p for name, p in model.named_parameters() if ".experts." in name]
-        self.same_data = mode == "tp"
+        self.replica = job.mesh.get_local_rank("dp") if mode == "tp" else job.rank
 
     def parameters(self):
         return list(self.model.parameters())
@@ -246,33 +288,23 @@ class Whole:
         loss = self.loss_fn(self.model(tokens), target)
         loss.backward()
         if self.shared:
-            self.average()
+            average(self.shared, dist.group.WORLD)
+            average(self.experts, self.job.mesh.get_group("dp"))
+            torch._foreach_div_(
+                [p.grad for p in self.experts], self.job.mesh.size(2)
+            )  # the sum over "ep" has come already
         return loss.detach()
-
-    def average(self):
-        """Average the shared gradients in buckets; the experts' have come from all ranks already."""
-        bucket, size = [], 0
-        for parameter in reversed(self.shared):
-            bucket.append(parameter.grad)
-            size += parameter.grad.nbytes
-            if size >= BUCKET or parameter is self.shared[0]:
-                flat = torch.cat([grad.flatten() for grad in bucket])
-                dist.all_reduce(flat)
-                parts = flat.div_(self.job.world).split([grad.numel() for grad in bucket])
-                torch._foreach_copy_(bucket, [part.view_as(grad) for part, grad in zip(parts, bucket, strict=True)])
-                bucket, size = [], 0
-        torch._foreach_div_([parameter.grad for parameter in self.experts], self.job.world)
 
 
 class Pipeline:
-    """The stages of this rank under a schedule."""
-
-    same_data = True
+    """The stages of this rank under a schedule; 3d: split over "tp" too, gradients averaged over "dp"."""
 
     def __init__(self, job):
         args, self.job = job.args, job
-        count = PIPELINES[args.mode] * job.world
-        stages = [self.stage(job, index, count) for index in range(job.rank, count, job.world)]
+        self.place, self.depth = job.mesh.get_local_rank("pp"), job.mesh.size(0)
+        self.replica, self.group = job.mesh.get_local_rank("dp"), job.mesh.get_group("dp")
+        count = PIPELINES[args.mode] * self.depth
+        stages = [self.stage(job, index, count) for index in range(self.place, count, self.depth)]
         self.modules = nn.ModuleList(stage.submod for stage in stages)
         loss_fn = mean if args.quiet else cross_entropy
         if args.mode == "1f1b":
@@ -290,15 +322,19 @@ class Pipeline:
         logits = hidden if args.quiet else torch.empty(rows, args.seq, args.vocab, dtype=dtype, requires_grad=True)
         shapes = [tokens, *[hidden] * (count - 1), logits]
         given = {"input_args": shapes[index].to(job.device), "output_args": shapes[index + 1].to(job.device)}
-        return PipelineStage(build(job, index, count), index, count, job.device, **given)
+        model = build(job, index, count)
+        if job.mesh.size(2) > 1:
+            apply_tp(model, job)
+        return PipelineStage(model, index, count, job.device, **given, group=job.mesh.get_group("pp"))
 
     def parameters(self):
         return list(self.modules.parameters())
 
     def step(self, tokens, target):
         losses = []
-        first, last = self.job.rank == 0, self.job.rank == self.job.world - 1
+        first, last = self.place == 0, self.place == self.depth - 1
         self.schedule.step(*([tokens] if first else []), **({"target": target, "losses": losses} if last else {}))
+        average(self.parameters(), self.group)
         return torch.stack(losses).mean().detach() if losses else None
 
 
@@ -326,7 +362,7 @@ def train(job):
     model = (Pipeline if args.mode in PIPELINES else Whole)(job)
     parameters = model.parameters()
     optimizer = new_optimizer(parameters, args)
-    generator = torch.Generator().manual_seed(args.seed + 1 + (0 if model.same_data else job.rank))
+    generator = torch.Generator().manual_seed(args.seed + 1 + model.replica)
     times, value = [], None
     synchronize()
     began = time.perf_counter()
@@ -375,7 +411,8 @@ def main():
     eager = {"device_id": device} if args.eager and args.device == "cuda" else {}
     dist.init_process_group("nccl" if args.device == "cuda" else "gloo", **eager)
     rank, spin = dist.get_rank(), Spin(device)
-    job = Job(args, device, rank, dist.get_world_size(), spin, Delays(args.delay, rank, spin))
+    world = dist.get_world_size()
+    job = Job(args, device, rank, world, spin, Delays(args.delay, rank, spin), new_mesh(args, device, world))
     with profiler(args):
         result = train(job)
     # One write: torchrun's children share standard output, and print would write the newline apart.

@@ -11,7 +11,7 @@ from prism_tools import __version__
 HEAVY = ["torch", "h5py", "numba", "mpi4py", "matplotlib", "numpy", "submitit"]
 SHARED = "--quiet --verbose --version"
 OPTIONS = {
-    "record": "--world-size --jobs --output --live --nproc-per-node --warmup --iterations --reduce-order --sends "
+    "record": "--world-size --jobs --nodes --output --live --nproc-per-node --warmup --iterations --reduce-order --sends "
     "--pretend-cuda --tensors --tensor-budget",
     "slice": "",
     "slice run": "file --size --cover --output --ranks --index --repeat --passes --parallel --force --no-probe --slurm "
@@ -121,7 +121,7 @@ def usage_error(capsys, tool, *argv):
         ),
         (
             ["record", "--live", "-n", "2", "-o", "a.h5", "--", "torchrun", "t.py"],
-            "prism-record: --live: the command says how many ranks there are; leave -n, -j, --nproc-per-node out\n",
+            "prism-record: --live: the command says how many ranks there are; leave -n, -j, --nodes, --nproc-per-node out\n",
         ),
         (
             ["record", "--live", "--pretend-cuda", "-o", "a.h5", "--", "torchrun", "t.py"],

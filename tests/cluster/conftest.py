@@ -1,9 +1,11 @@
 """The Slurm that all tests of this folder share."""
 
 import os
+import shutil
 
 import pytest
 
+from tests.apt import install
 from tests.cluster.mini import MiniSlurm, missing
 
 
@@ -14,6 +16,15 @@ def cluster(tmp_path_factory):
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no Slurm: {reason}")
     with MiniSlurm(tmp_path_factory.mktemp("slurm")) as slurm:
         yield slurm
+
+
+@pytest.fixture(scope="session")
+def openmpi():
+    """The launcher of a site whose MPI is Open MPI: another than that of this Python's environment."""
+    launcher = "mpirun.openmpi"
+    if reason := install(lambda: [] if shutil.which(launcher) else [launcher], "openmpi-bin"):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    return f"{launcher} --allow-run-as-root --oversubscribe"
 
 
 @pytest.fixture

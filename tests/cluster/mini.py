@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import uuid
 from pathlib import Path
 
+from tests.apt import install
 from tests.tools import MARK, ROOT, Result, environment, marked, until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -55,7 +54,10 @@ JobRequeue=1
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 TreeWidth=64
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=2
 """
 
 
@@ -67,19 +69,7 @@ def missing() -> str:
         socket.gethostbyname(_host())
     except OSError:
         return f"the host name {_host()} has no address; /etc/hosts should give it one"
-    if not _absent():
-        return ""
-    if shutil.which("apt-get") is None:
-        return f"no {', '.join(_absent())}, and no apt-get to install them"
-    quiet = {"env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, "capture_output": True, "timeout": 300}
-    with open(Path(tempfile.gettempdir()) / "prism-apt.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another run of these tests may be installing
-        install = ["install", "-y", "--no-install-recommends", *PACKAGES]
-        for words in (["update"], install) if _absent() else ():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(["apt-get", "-qq", *words], **quiet)  # type: ignore[call-overload]
-        Path(lock.name).unlink(missing_ok=True)
-    return f"apt-get did not install {', '.join(_absent())}" if _absent() else ""
+    return install(_absent, *PACKAGES)
 
 
 def _host() -> str:
@@ -156,7 +146,7 @@ class MiniSlurm:
 
     def idle(self) -> list[str]:
         """Names of the idle nodes."""
-        return self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", expect=None).stdout.split()
+        return self.run("sinfo", "-h", "-p", "main", "-N", "-t", "idle", "-o", "%N", expect=None).stdout.split()
 
     def rest(self) -> None:
         """Wait until all nodes are idle: a job that has ended may still hold some, and the next would get others."""

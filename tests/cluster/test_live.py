@@ -70,6 +70,21 @@ def test_mpiexec_in_an_allocation(slurm, tmp_path):
     check_graph(tmp_path, [0, 0, 1, 1])
 
 
+def test_the_mpi_of_the_site(slurm, tmp_path, openmpi, monkeypatch):
+    monkeypatch.setenv("PRISM_MPIEXEC", openmpi)
+    names = FROM_PMI.replace("PMI_", "OMPI_COMM_WORLD_")
+    done = live(slurm, tmp_path, mpiexec(4), names, [SUMS])
+    assert done.stdout == "check rank 0 message [3.0, 3.0, 3.0]\n"
+    check_graph(tmp_path, [0, 0, 0, 0])
+
+
+def test_the_wrong_mpi(slurm, tmp_path, openmpi, monkeypatch):
+    """A program of the wheel's MPI under the site's launcher: every task is alone."""
+    monkeypatch.setenv("PRISM_MPIEXEC", openmpi)
+    done = live(slurm, tmp_path, mpiexec(2), f"export MASTER_PORT=0; {FROM_PMI}", ["-c", ALONE], expect=1)
+    assert done.stderr.startswith("prism-record: mpirun started 2 processes that were rank 0 of 1 each")
+
+
 def test_tasks_that_do_not_know_of_each_other(slurm, tmp_path):
     """MPI's variables are read, which plain srun does not set: each task is the only rank of a job."""
     plain = [word for word in srun(2, 2) if word != "--mpi=pmi2"]

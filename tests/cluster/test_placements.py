@@ -1,7 +1,6 @@
 """What real launchers tell their tasks, as prism_tools.launch reads it."""
 
 import os
-import shutil
 import sys
 
 import pytest
@@ -59,11 +58,8 @@ def test_mpiexec(shown):
     assert shown(*salloc, *mpiexec(4)) == [f"mpiexec {rank}/4 {rank % 2} n{rank // 2 + 1}" for rank in range(4)]
 
 
-def test_the_mpi_of_the_site(shown, monkeypatch):
-    """Open MPI, where the machine has one."""
-    if shutil.which("mpirun.openmpi") is None:
-        pytest.skip("no mpirun.openmpi")
-    monkeypatch.setenv("PRISM_MPIEXEC", "mpirun.openmpi --allow-run-as-root --oversubscribe")
+def test_the_mpi_of_the_site(shown, openmpi, monkeypatch):
+    monkeypatch.setenv("PRISM_MPIEXEC", openmpi)
     assert shown(*mpiexec(3)) == [f"mpirun {rank}/3 {rank} {HERE}" for rank in range(3)]
 
 

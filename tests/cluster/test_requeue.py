@@ -45,6 +45,20 @@ def test_slices_start_again(slurm, gate):
     assert gate.said.count("slice-0: running") == 1 and gate.said.count(": done") == 4
 
 
+def test_preempted(slurm, gate):
+    """Jobs of a partition with a higher priority take two nodes from four slices, which start again when these are free."""
+    driver = gate.start(size=1)
+    gate.arrived(4)
+    before = set(gate.ranks())
+    slurm.run("srun", "--partition=urgent", "--nodes=2", "true")
+    gate.arrived(2, attempt=1)
+    until(lambda: len({re.search(r"slice-\d", line)[0] for line in before & set(gate.ranks())}) == 2)
+    gate.open()
+    assert gate.finish(driver) == 0, gate.said
+    assert gate.sliced() == [0, 1, 2, 3]
+    assert not list(gate.folder.glob("gate.*.*.2"))
+
+
 def test_the_end_of_its_time(slurm, gate):
     """A slice whose time is over has failed, and is not tried again; the other one is done."""
     driver = gate.start(options=["--slurm-args=--time=60"])

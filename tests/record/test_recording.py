@@ -7,6 +7,7 @@ from prism_tools.emulate.sandbox import open_payloads
 from prism_tools.graph import file
 from prism_tools.graph.schema import Kind, Op
 from prism_tools.launch.program import allowed_environment
+from tests.same import check_same
 from tests.tools import SECRETS, Bench, run
 
 GPT8 = ["--tp", "2", "--pp", "2"]
@@ -75,19 +76,7 @@ def test_iterations_of_gpt(stages):
 @pytest.mark.parametrize(("arguments", "world"), [(["--pp", "2"], 4), (GPT8, 8)])
 def test_how_many_run_at_a_time_does_not_show(arguments, world, stages):
     paths = [stages.recorded("gpt.py", *arguments, world=world, jobs=jobs).path for jobs in (1, 2)]
-    one, two = (file.read(path) for path in paths)
-    payloads = [open_payloads(graph, path) for graph, path in zip((one, two), paths, strict=True)]
-    for rank in range(world):
-        a, b = one.program_of(rank), two.program_of(rank)
-        names = [name for name in a.columns if name != "callsite"]
-        assert all(np.array_equal(a.columns[name], b.columns[name]) for name in names)
-        assert np.array_equal(a.edges, b.edges)
-        sites = [[graph.strings[k] for k in graph.program_of(rank).callsite if k >= 0] for graph in (one, two)]
-        assert sites[0] == sites[1]
-        assert np.array_equal(one.values_of(rank).bytes, two.values_of(rank).bytes)
-        for node in np.flatnonzero(a.kind == Kind.COMM).tolist():
-            first, second = (reader.get(rank, node) for reader in payloads)
-            assert (first is None) == (second is None) and (first is None or bytes(first) == bytes(second))
+    check_same(*paths)
 
 
 def test_payloads_are_the_contributions(sums):

@@ -1,0 +1,126 @@
+"""prism-record over four nodes: what one machine would have recorded, and no process left however it ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.same import check_same
+from tests.tools import LIMIT, MARK, Result, command, marked, program, said, until
+
+HALTING = Path(__file__).parents[1] / "faults" / "halting.py"
+OURS = (f"b'{sys.executable}", "b'srun")
+GPT8 = ["--tp", "2", "--pp", "2", "--steps", "2"]
+
+
+def record(slurm, folder, world, *words, expect=0):
+    """Record in an allocation of all nodes, whose number the tool finds by itself."""
+    tool = command("record", "-n", world, "-j", 1, "-o", "run.h5", "--", *words)
+    return slurm.run("salloc", "-Q", "-N4", "--exclusive", *tool, cwd=folder, expect=expect, limit=LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "arguments", "word"),
+    [("gpt.py", 8, GPT8, "loss"), ("large.py", 4, [], "check")],
+)
+def test_the_same_as_on_one_machine(name, world, arguments, word, slurm, stages, tmp_path):
+    done = record(slurm, tmp_path, world, program(name), *arguments)
+    alone = stages.recorded(name, *arguments, world=world)
+    assert said(done.stdout, word) == alone.lines(word) != []
+    assert done.stderr == ""
+    check_same(tmp_path / "run.h5", alone.path)
+
+
+def test_the_table_of_a_deadlock(slurm, bench, tmp_path):
+    words = ["-n", 4, "-j", 1, "-o", "run.h5", "--", program("deadlock.py")]
+    alone = bench.run("record", *words, expect=1)
+    there = record(slurm, tmp_path, 4, program("deadlock.py"), expect=1)
+    first, second = (re.sub(r" +\d+\.\d s +", " T ", done.stderr) for done in (alone, there))
+    assert first == second and "deadlock: no rank can run" in first
+
+
+def test_a_rank_that_is_killed(slurm, tmp_path):
+    done = record(slurm, tmp_path, 4, program("suicide.py"), expect=128 + signal.SIGKILL)
+    assert done.stderr.splitlines()[0] == "prism-record: rank 1 on node n2 was killed by SIGKILL"
+
+
+def test_where_there_is_no_allocation(slurm, tmp_path):
+    tool = command("record", "-n", 4, "--nodes", 4, "-o", "run.h5", "--", program("large.py"))
+    done = slurm.run(*tool, cwd=tmp_path, expect=2)
+    assert done.stderr == (
+        "prism-record: --nodes 4: this is no Slurm allocation; get one: salloc --nodes=4\n"
+    ) and not list(tmp_path.iterdir())
+
+
+class Halted:
+    """A recording of four ranks on four nodes, of which rank 0 waits for good. The allocation outlives the tool."""
+
+    def __init__(self, slurm, folder):
+        os.mkfifo(folder / "gate")
+        self.mark, words = uuid.uuid4().hex, command("record", "-n", 4, "-o", "run.h5", "--", HALTING)
+        self.salloc = subprocess.Popen(
+            ["salloc", "-Q", "-N4", "--exclusive", "sh", "-c", '"$@"; echo status $?; cat', "sh", *words],
+            cwd=folder,
+            env=slurm.variables(**{MARK: self.mark}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with open(folder / "gate") as gate:
+            assert gate.readline() == "ready\n"
+
+    def running(self, words=""):
+        """Command lines of the tool, its srun, the agents and ranks; not of what this test began with."""
+        return [line for line in marked(self.mark) if line.split(maxsplit=1)[1].startswith(OURS) and words in line]
+
+    def tool(self):
+        """The coordinator's process."""
+        (line,) = self.running("bin/prism-record")
+        return int(line.split()[0])
+
+    def agent(self, node):
+        """The process of a node's agent: the oldest, ranks are forked from it."""
+        here = f"SLURMD_NODENAME={node}".encode()
+        pids = [int(line.split()[0]) for line in self.running("prism_tools.record.agent")]
+        return min(pid for pid in pids if here in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+
+    def finish(self):
+        """What the tool said, once nothing of it runs any more, though the allocation is still there."""
+        said_status = self.salloc.stdout.readline()
+        until(lambda: not self.running())
+        out, err = self.salloc.communicate(timeout=LIMIT)
+        return Result(int(said_status.split()[1]), out, err)
+
+
+@pytest.fixture
+def halted(slurm, tmp_path):
+    recording = Halted(slurm, tmp_path)
+    yield recording
+    recording.salloc.kill()
+    recording.salloc.communicate()
+
+
+def test_a_sleeping_rank_is_named_and_an_agent_killed(halted):
+    notice = "prism-record: warning: rank 0 outside communication in a signal (pause), after halting.py:10 <module>"
+    assert halted.salloc.stderr.readline() == f"{notice}; other ranks run meanwhile\n"
+    os.kill(halted.agent("n3"), signal.SIGKILL)
+    done = halted.finish()
+    lines = [line for line in done.stderr.splitlines() if line.startswith("prism-record")]
+    assert (done.status, lines) == (1, ["prism-record: node n3: its agent is gone; rank 2 ran there"])
+
+
+def test_the_coordinator_is_killed(halted):
+    os.kill(halted.tool(), signal.SIGKILL)
+    assert halted.finish().status == 128 + signal.SIGKILL
+
+
+def test_the_coordinator_is_asked_to_stop(halted):
+    os.kill(halted.tool(), signal.SIGTERM)
+    done = halted.finish()
+    assert (done.status, done.stderr) == (128 + signal.SIGTERM, "")
