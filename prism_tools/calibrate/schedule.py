@@ -27,16 +27,22 @@ def timeline(graph: Graph, matches: Matches, order: Order, durations: Durations)
     """
     solution = evaluate(graph, matches, order, durations)
     starts, ends = times(graph, matches, order, solution, durations)
-    chosen = counted(graph)
-    per_rank = [
-        iteration_times(graph.program_of(rank), starts[rank], ends[rank], chosen) for rank in range(graph.world_size)
+    chosen, classes = counted(graph), matches.classes
+    per_class = [
+        iteration_times(graph.program_of(rank), start, end, chosen)
+        for rank, start, end in zip(classes.lowest.tolist(), starts, ends, strict=True)
     ]
-    iteration_ns = np.rint(np.mean(per_rank, axis=0)).astype(np.int64) if len(chosen) else np.empty(0, np.int64)
     last, inside = _window(graph, matches, ends, chosen)
     critical = critical_path(solution, matches, last, inside) if last >= 0 else np.empty((0, 2), np.int64)
     row, start_rows, end_rows = _packed(starts, ends)
-    mean = round(float(np.mean(per_rank))) if len(chosen) else UNKNOWN
-    interval = _interval(graph, matches, durations, iteration_ns, critical) if len(chosen) else UNKNOWN
+    row = row[classes.of_rank]
+    if not len(chosen):
+        return Timeline(row, start_rows, end_rows, np.empty(0, np.int64), UNKNOWN, UNKNOWN, critical)
+    # The mean over all ranks, in integers, so that it does not depend on how they are classed.
+    sums = np.bincount(classes.of_rank, minlength=len(classes)) @ np.array(per_class)
+    iteration_ns = np.rint(sums / graph.world_size).astype(np.int64)
+    mean = round(int(sums.sum()) / (graph.world_size * len(chosen)))
+    interval = _interval(graph, matches, durations, iteration_ns, critical)
     return Timeline(row, start_rows, end_rows, iteration_ns, mean, interval, critical)
 
 
@@ -45,11 +51,11 @@ def _window(graph: Graph, matches: Matches, ends: list[np.ndarray], chosen: rang
     total = int(matches.base[-1])
     if not len(chosen):
         return (int(np.argmax(np.concatenate(ends))) if total else -1), np.ones(total, bool)
-    segment = np.concatenate([graph.program_of(rank).segment for rank in range(graph.world_size)])
-    inside = (segment >= chosen[0]) | (segment == EPILOGUE)
-    closing = [int(last_nodes(graph.program_of(rank))[chosen[-1]]) for rank in range(graph.world_size)]
+    program = graph.ranks.program[matches.classes.lowest]
+    inside = flat([(p.segment >= chosen[0]) | (p.segment == EPILOGUE) for p in graph.programs], program)
+    closing = np.array([last_nodes(p)[chosen[-1]] for p in graph.programs])[program]
     slowest = int(np.argmax([end[node] for end, node in zip(ends, closing, strict=True)]))
-    return int(matches.base[slowest]) + closing[slowest], inside
+    return int(matches.base[slowest] + closing[slowest]), inside
 
 
 def _interval(
@@ -59,10 +65,11 @@ def _interval(
     disagreement between the runs of a rank, combined in quadrature; UNKNOWN from one iteration of one run."""
     count = len(iteration_ns)
     between = 2 * float(np.std(iteration_ns, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
-    nodes = matches.base[critical[:, 0]] + critical[:, 1]
-    match = matches.of_node[nodes]
-    once = np.append((match[1:] < 0) | (match[1:] != match[:-1]), True)[: len(nodes)]  # a jump lists two members
-    spread = flat(durations.spread, durations.row)[nodes[once]].astype(float)
+    rank, node = critical.T
+    match = matches.of_node[matches.base[matches.classes.of_rank[rank]] + node]
+    once = np.append((match[1:] < 0) | (match[1:] != match[:-1]), True)[: len(node)]  # a jump lists two members
+    row = np.cumsum([0, *(len(spread) for spread in durations.spread)])[durations.row[rank]]
+    spread = np.concatenate(durations.spread)[(row + node)[once]].astype(float)
     path = math.sqrt(float(np.sum(spread**2))) / count
     disagreement = _disagreement(graph, sorted(set(critical[:, 0].tolist())))
     if count == 1 and not disagreement:

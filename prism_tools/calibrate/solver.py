@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_tools.graph.equations import equations
-from prism_tools.graph.model import Durations, Graph
+from prism_tools.graph.equations import evaluated
+from prism_tools.graph.model import Durations, Graph, Program
+from prism_tools.graph.order import predecessors
 from prism_tools.graph.schema import Kind
 
 if TYPE_CHECKING:
@@ -18,30 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class Solution:
-    """Solved variables of graph/equations.py: value (ns) and the source that was latest (-1: none, ready at 0)."""
+    """Solved variables of graph/equations.py, int64: value (ns) and the source that was latest (-1: none, ready at 0)."""
 
-    value: list[int]
-    binding: list[int]
+    value: np.ndarray
+    binding: np.ndarray
 
 
 def evaluate(graph: Graph, matches: Matches, order: Order, durations: Durations) -> Solution:
     """The least solution: every variable as early as its equation allows, every rank's first node ready at 0."""
-    total = int(matches.base[-1])
-    size = 2 * total + len(order.releases)
-    value, binding = [0] * size, [-1] * size
-    for target, sources, delay in equations(graph, matches, order, durations):
-        latest, why = 0, -1
-        for source in sources:
-            if value[source] > latest or why < 0:
-                latest, why = value[source], source
-        value[target], binding[target] = latest + delay, why
-    return Solution(value, binding)
+    return Solution(*evaluated(matches, order, durations))
 
 
 def solve(
     graph: Graph, matches: Matches, order: Order, durations: Durations
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Start and end of every node, one int64 ns array per rank, on one clock that begins at 0.
+    """Start and end of every node, one int64 ns array per rank (of those that stand for ``matches.classes``), on one
+    clock that begins at 0.
 
     A communication node starts when it arrives; a wait when its lane reaches it; others when all they wait for is over.
     """
@@ -53,21 +46,28 @@ def times(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """``solve``'s answer from an evaluated solution."""
     total = int(matches.base[-1])
-    value = np.array(solution.value[: 2 * total], np.int64)
     starts, ends = [], []
-    for rank in range(graph.world_size):
-        base, top = int(matches.base[rank]), int(matches.base[rank + 1])
-        end = value[base:top]
+    queues = [_queues(program, graph.lanes) for program in graph.programs]
+    for at, rank in enumerate(matches.classes.lowest.tolist()):
+        base, top = int(matches.base[at]), int(matches.base[at + 1])
+        end = solution.value[base:top]
         matched = matches.of_node[base:top] >= 0
-        start = np.where(matched, value[total + base : total + top], end - durations.own[durations.row[rank]])
-        program = graph.program_of(rank)
-        for node in np.flatnonzero(program.kind == Kind.WAIT).tolist():
-            preds = order.preds[base + node] - base
-            queue = preds[program.lane[preds] == program.lane[node]]
-            start[node] = end[queue].max(initial=0)
+        arrival = solution.value[total + base : total + top]
+        start = np.where(matched, arrival, end - durations.own[durations.row[rank]])
+        waits, source, target = queues[graph.ranks.program[rank]]
+        start[waits] = 0
+        np.maximum.at(start, target, end[source])
         starts.append(start)
         ends.append(end)
     return starts, ends
+
+
+def _queues(program: Program, lanes: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The waits, and (source, target) of all that waits follow on their own lane."""
+    waits = np.flatnonzero(program.kind == Kind.WAIT)
+    source, target = predecessors(program, lanes)
+    chosen = (program.kind[target] == Kind.WAIT) & (program.lane[source] == program.lane[target])
+    return waits, source[chosen], target[chosen]
 
 
 def critical_path(solution: Solution, matches: Matches, last: int, inside: np.ndarray) -> np.ndarray:
@@ -86,6 +86,7 @@ def critical_path(solution: Solution, matches: Matches, last: int, inside: np.nd
                 break
             if not path or path[-1] != node:
                 path.append(node)
-        variable = solution.binding[variable]
-    path.reverse()
-    return np.array([(matches.rank_of(node), matches.node_of(node)) for node in path], np.int64).reshape(-1, 2)
+        variable = int(solution.binding[variable])
+    nodes = np.array(path[::-1], np.int64)
+    owner = np.searchsorted(matches.base, nodes, side="right") - 1
+    return np.stack([matches.classes.lowest[owner].astype(np.int64), nodes - matches.base[owner]], 1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prism_tools.graph.compiled import Kernel
 from prism_tools.graph.model import Durations, Graph
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ def flat(rows: list[np.ndarray], row: np.ndarray) -> np.ndarray:
 def equations(graph: Graph, matches: Matches, order: Order, durations: Durations) -> Iterator[Equation]:
     """Every equation once, after the equations of all its sources."""
     total = int(matches.base[-1])
-    own = flat(durations.own, durations.row).tolist()
-    tail = flat(durations.tail, durations.row).tolist()
+    row = durations.row[matches.classes.lowest]
+    own, tail = flat(durations.own, row).tolist(), flat(durations.tail, row).tolist()
     of_node = matches.of_node.tolist()
     offset, data = order.preds.offset.tolist(), order.preds.data.tolist()
-    for step in order.steps:
+    for step in order.steps.tolist():
         if step >= 0:
             preds = data[offset[step] : offset[step + 1]]
             if of_node[step] >= 0:
@@ -47,3 +48,61 @@ def equations(graph: Graph, matches: Matches, order: Order, durations: Durations
         yield release, [total + member for member in arrivals], own[leavers[0]]
         for member in leavers:
             yield member, (release,), tail[member]
+
+
+def evaluated(matches: Matches, order: Order, durations: Durations) -> tuple[np.ndarray, np.ndarray]:
+    """The equations' least solution: int64 value of every variable, and the source that was latest (the first of them;
+    -1: none, ready at 0)."""
+    total = int(matches.base[-1])
+    row = durations.row[matches.classes.lowest]
+    start = np.cumsum([0, *(len(own) for own in durations.own)])[row]
+    own, tail = (_joined(rows) for rows in (durations.own, durations.tail))
+    value = np.zeros(2 * total + len(order.releases), np.int64)
+    binding = np.full(len(value), -1, np.int64)
+    before, gates = order.programs.before, order.releases
+    _evaluate(
+        total, order.steps, order.base, order.owner, order.programs.first, before.offset, before.data, matches.of_node,
+        gates.arrivals.offset, gates.arrivals.data, gates.leavers.offset, gates.leavers.data, start, own, tail,
+        value, binding,
+    )  # fmt: skip
+    return value, binding
+
+
+def _joined(rows: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty(0, np.int64), *rows])
+
+
+@Kernel
+def _evaluate(
+    steps, base, owner, first, before_at, before, of_node, arrive_at, arrive, leave_at, leave, start, own, tail,
+    value, binding,
+):  # fmt: skip
+    """``equations``, each evaluated where that would yield it."""
+    total = len(owner)
+    for step in steps:
+        latest, why = 0, -1
+        if step >= 0:
+            rank = owner[step]
+            node = step - base[rank]
+            place = first[rank] + node
+            for at in range(before_at[place], before_at[place + 1]):
+                source = base[rank] + before[at]
+                if value[source] > latest or why < 0:
+                    latest, why = value[source], source
+            if of_node[step] >= 0:
+                value[total + step], binding[total + step] = latest, why
+            else:
+                value[step], binding[step] = latest + own[start[rank] + node], why
+            continue
+        gate = -step - 1
+        for at in range(arrive_at[gate], arrive_at[gate + 1]):
+            source = total + arrive[at]
+            if value[source] > latest or why < 0:
+                latest, why = value[source], source
+        release, leaver = 2 * total + gate, leave[leave_at[gate]]
+        latest += own[start[owner[leaver]] + leaver - base[owner[leaver]]]
+        value[release], binding[release] = latest, why
+        for at in range(leave_at[gate], leave_at[gate + 1]):
+            leaver = leave[at]
+            value[leaver] = latest + tail[start[owner[leaver]] + leaver - base[owner[leaver]]]
+            binding[leaver] = release
