@@ -125,28 +125,28 @@ def _uses(graph: Graph, row: np.ndarray) -> _Uses | None:
     members = Members(graph)
     gloo = np.array([backend == "gloo" for backend in graph.groups.backend], bool)
     parts: list[list[np.ndarray]] = [[] for _ in range(5)]
-    peers: list[list[np.ndarray]] = [[] for _ in range(3)]
+    far: list[list[np.ndarray]] = [[] for _ in range(3)]
     order = np.argsort(graph.ranks.program, kind="stable")
     bounds = np.searchsorted(graph.ranks.program[order], np.arange(len(graph.programs) + 1))
     for p, program in enumerate(graph.programs):
         ranks = order[bounds[p] : bounds[p + 1]]
-        for number, (slot, gathers, roots, in_tree, relative) in enumerate(_slots(program) if len(ranks) else []):
-            group = members.in_slot(ranks, slot)
-            place = members.place(group, ranks)
-            if np.any(place < 0):
+        for number, (used, calls, roots, in_tree, relative) in enumerate(_slots(program) if len(ranks) else []):
+            where = members.in_slot(ranks, used)
+            at = members.place(where, ranks)
+            if np.any(at < 0):
                 return None
-            kept = np.isin(place, roots) | (gloo[group] & in_tree)
-            columns = (ranks, ranks * 0 + slot, group, np.where(kept, place, -1), np.full(len(ranks), gathers))
+            kept = np.isin(at, roots) | (gloo[where] & in_tree)
+            columns = (ranks, ranks * 0 + used, where, np.where(kept, at, -1), np.full(len(ranks), calls))
             for part, column in zip(parts, columns, strict=True):
                 part.append(column)
             for k, other in enumerate(relative.tolist()):
-                peers[0].append(ranks)
-                peers[1].append(members.rank[members.start[group] + (place + other) % members.size[group]])
-                peers[2].append(ranks * 0 + number * (2**20) + k)
-    rank, slot, group, place, gathers = (_sorted_by(parts[0], part) for part in parts)
-    peer_of, peer, salt = (_sorted_by(peers[0], part) for part in peers)
-    backend = np.unique(np.array(graph.groups.backend, str), return_inverse=True)[1] if len(gloo) else np.empty(0, int)
+                far[0].append(ranks)
+                far[1].append(members.rank[members.start[where] + (at + other) % members.size[where]])
+                far[2].append(ranks * 0 + number * 2**20 + k)
+    backend = np.unique(np.array(graph.groups.backend, str), return_inverse=True)[1]
     key = np.stack([graph.ranks.program.astype(np.int64), _values(graph), row], 1)
+    rank, slot, group, place, gathers = (_sorted_by(parts[0], part) for part in parts)
+    peer_of, peer, salt = (_sorted_by(far[0], part) for part in far)
     return _Uses(members, backend, key, rank, slot, group, place, gathers.astype(bool), peer_of, peer, salt)
 
 

@@ -9,7 +9,9 @@ from prism_tools.graph.model import Graph
 
 class Members:
     """The members of all groups one after the other: ``group``, ``rank`` (global) and ``slot`` (the first in which that
-    rank has the group, -1: in none) of each. ``start``, ``size``: where each group's members begin, and how many."""
+    rank has the group, -1: in none) of each; ``repeated``: it was in the same group before. ``start``, ``size``: where
+    each group's members begin, and how many. ``slot_group[slot_start[r] + s]``: the group that rank r has in slot s.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._width = graph.world_size
@@ -17,11 +19,13 @@ class Members:
         self.start = np.cumsum(self.size) - self.size
         self.rank = concatenated(graph.groups.members)
         self.group = np.repeat(np.arange(len(self.size)), self.size)
-        self._slot_start = np.concatenate([[0], np.cumsum([len(slots) for slots in graph.ranks.slots])])
-        self._slot_group = concatenated(graph.ranks.slots)
+        self.slot_start = np.concatenate([[0], np.cumsum([len(slots) for slots in graph.ranks.slots])])
+        self.slot_group = concatenated(graph.ranks.slots)
         keys = self.group * self._width + self.rank
         self._order = np.argsort(keys, kind="stable")
         self._keys = keys[self._order]
+        self.repeated = np.zeros(len(keys), bool)
+        self.repeated[self._order[1:]] = self._keys[1:] == self._keys[:-1]
         self.slot = self._slots()
 
     def place(self, group: np.ndarray, rank: np.ndarray) -> np.ndarray:
@@ -31,7 +35,7 @@ class Members:
 
     def in_slot(self, rank: np.ndarray, slot: np.ndarray | int) -> np.ndarray:
         """The group that each rank has in a slot."""
-        return self._slot_group[self._slot_start[rank] + slot]
+        return self.slot_group[self.slot_start[rank] + slot]
 
     def _find(self, group: np.ndarray, rank: np.ndarray) -> np.ndarray:
         """Index of each (group, global rank) among all members; -1: none."""
@@ -42,10 +46,10 @@ class Members:
         return np.where(self._keys[at] == wanted, self._order[at], -1)
 
     def _slots(self) -> np.ndarray:
-        counts = np.diff(self._slot_start)
+        counts = np.diff(self.slot_start)
         rank = np.repeat(np.arange(len(counts)), counts)
-        slot = np.arange(len(rank)) - np.repeat(self._slot_start[:-1], counts)
-        at = self._find(self._slot_group, rank)
+        slot = np.arange(len(rank)) - np.repeat(self.slot_start[:-1], counts)
+        at = self._find(self.slot_group, rank)
         found = np.full(len(self.rank), -1)
         known = np.flatnonzero(at >= 0)[::-1]  # the first slot is written last
         found[at[known]] = slot[known]

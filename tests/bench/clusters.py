@@ -67,9 +67,7 @@ class _Stage:
         """A send to, or a receive from, the stage ``step`` further on; who receives waits."""
         self.compute()
         issued, peer = self.last.get(STREAM, -1), step % self.cluster.pp
-        number = self.node(
-            Kind.COMM, PIPE, op, PP, peer, self.cluster.message * (op == Op.SEND), [issued], self.batch
-        )
+        number = self.node(Kind.COMM, PIPE, op, PP, peer, self.cluster.message * (op == Op.SEND), [issued], self.batch)
         self.batch += 1
         if op == Op.RECV and self.cluster.overlap:
             self.node(Kind.WAIT, STREAM, after=[number])
@@ -120,7 +118,9 @@ class _Stage:
         for k in range(self.cluster.iterations):
             self.iteration(k)
         rows = np.array(self.nodes, np.int64)
-        columns = {name: np.full(len(rows), -1 if dtype[0] == "i" else 0, dtype) for name, dtype in NODE_COLUMNS.items()}
+        columns = {
+            name: np.full(len(rows), -1 if dtype[0] == "i" else 0, dtype) for name, dtype in NODE_COLUMNS.items()
+        }
         for k, name in enumerate(("kind", "op", "lane", "slot", "peer", "batch", "segment")):
             columns[name] = rows[:, k].astype(NODE_COLUMNS[name])
         columns["callsite"] = np.where(columns["kind"] == Kind.COMM, 0, -1).astype("i4")
@@ -154,9 +154,7 @@ def build(cluster):
     return Graph(
         stage="bare",
         world_size=size,
-        launch=Launch(
-            ["train.py"], "/", {}, "python3", 8, "cuda", "nccl", 0, np.zeros(size, np.uint64), 1, -1
-        ),
+        launch=Launch(["train.py"], "/", {}, "python3", 8, "cuda", "nccl", 0, np.zeros(size, np.uint64), 1, -1),
         groups=Groups(names, names, ["nccl"] * len(names), members),
         programs=[program for program, _ in both],
         values=[values for _, values in both],
