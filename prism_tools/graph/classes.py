@@ -75,24 +75,18 @@ class _Uses:
 
     @property
     def first(self) -> np.ndarray:
-        colour = _mix(self.key[:, 0])
-        for column in self.key.T[1:]:
-            colour = _mix(colour + _mix(column))
-        return colour + _sums(self.rank, _mix(_mix(self.slot) + _mix(self.place + 1)), len(colour))
+        return _hash(*self.key.T, _sums(self.rank, _hash(self.slot, self.place + 1), len(self.key)))
 
     def group_colours(self, colour: np.ndarray) -> np.ndarray:
         """uint64[groups]: a hash of the multiset of the members' classes and slots, of the size and of the backend."""
-        member = _mix(_mix(colour[self.members.rank]) + _mix(self.members.slot + 1))
-        return _sums(self.members.group, member, len(self.members.size)) + _mix(
-            _mix(self.backend) + _mix(self.members.size)
-        )
+        member = _hash(colour[self.members.rank], self.members.slot + 1)
+        return _hash(self.backend, self.members.size, _sums(self.members.group, member, len(self.members.size)))
 
     def rank_colours(self, colour: np.ndarray, group_colour: np.ndarray) -> np.ndarray:
         """uint64[W]: a hash of each rank's class and of those of its groups and peers."""
         mine = np.flatnonzero(self.gathers)
-        groups = _sums(self.rank[mine], _mix(group_colour[self.group[mine]] + _mix(self.slot[mine])), len(colour))
-        peers = _sums(self.peer_of, _mix(_mix(colour[self.peer]) + _mix(self.salt + 1)), len(colour))
-        return _mix(_mix(colour) + _mix(groups) + peers)
+        groups = _sums(self.rank[mine], _hash(group_colour[self.group[mine]], self.slot[mine]), len(colour))
+        return _hash(colour, groups, _sums(self.peer_of, _hash(colour[self.peer], self.salt), len(colour)))
 
     def certifies(self, found: Classes) -> bool:
         """Whether ``found`` is what the hashes say: compared without any."""
@@ -196,12 +190,15 @@ def _numbered(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return number, first
 
 
-def _mix(number: np.ndarray) -> np.ndarray:
-    """Hashes of numbers, uint64 (the finaliser of splitmix64)."""
-    x = number.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def _hash(*columns: np.ndarray) -> np.ndarray:
+    """uint64: hashes of rows of numbers (each taken in by the finaliser of splitmix64)."""
+    x = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        x = x + column.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return x
 
 
 def _sums(owner: np.ndarray, hashes: np.ndarray, count: int) -> np.ndarray:

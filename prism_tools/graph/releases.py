@@ -15,10 +15,12 @@ Release = tuple[list[int], list[int]]  # arrivals, leavers (flat nodes): the lea
 
 @dataclass
 class Releases:
-    """The releases of all matches: rows of flat nodes (int64). ``releases[k]`` is the k-th."""
+    """The releases of all matches: rows of flat nodes (int64). ``releases[k]`` is the k-th. In the first ``together``
+    all the arrivals are the leavers; each of the others has one leaver."""
 
     arrivals: Ragged
     leavers: Ragged
+    together: int
 
     def __len__(self) -> int:
         return len(self.arrivals)
@@ -42,7 +44,7 @@ def all_releases(graph: Graph, matches: Matches) -> Releases:
     leavers = [together, Ragged(_offset(np.ones(2 * len(pairs), np.int64)), pairs[:, [0, 2]].reshape(-1))]
     for parts, side in ((arrivals, 0), (leavers, 1)):
         parts.append(Ragged.from_rows([release[side] for release in rest], np.int64))
-    return Releases(joined(arrivals), joined(leavers))
+    return Releases(joined(arrivals), joined(leavers), len(together))
 
 
 def _rows(ragged: Ragged, chosen: np.ndarray) -> Ragged:

@@ -177,8 +177,9 @@ def durations(graph, row, seed=0, slow=()):
         program = graph.program_of(rank)
         own.append(own[row[rank]] * np.where(program.kind == Kind.COMPUTE, 11, 10) // 10)
         row[rank] = len(own) - 1
-    zero = [o * 0 for o in own]
-    return Durations(row, own, zero, zero, [np.full(len(o), Source.REAL, np.uint8) for o in own])
+    zero = {len(o): np.zeros(len(o), np.int64) for o in own}
+    real = {len(o): np.full(len(o), Source.REAL, np.uint8) for o in own}
+    return Durations(row, own, *([zero[len(o)] for o in own] for _ in range(2)), [real[len(o)] for o in own])
 
 
 def _own(program, rng):
