@@ -114,10 +114,10 @@ def gaps(graph: Graph, matches: Matches, lanes: Lanes, durations: Durations) -> 
     return gap
 
 
-def ends(matches: Matches, order: Order, lanes: Lanes, gap: np.ndarray) -> np.ndarray:
-    """int64 ns: the end of every node in every lane."""
+def ends(matches: Matches, order: Order, lanes: Lanes, gap: np.ndarray, end: np.ndarray | None = None) -> np.ndarray:
+    """int64 ns: the end of every node in every lane; written to ``end`` if given."""
     gates = order.releases
-    end = np.empty(len(gap), np.int64)
+    end = np.empty(len(gap), np.int64) if end is None else end
     apart = gates.arrivals.data[gates.arrivals.offset[gates.together] :]
     kept = np.full(len(order.owner), -1, np.int64)
     apart = np.unique(apart)

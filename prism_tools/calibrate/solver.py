@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_tools.graph.equations import evaluated
+from prism_tools.graph.equations import Binding, evaluated
 from prism_tools.graph.model import Durations, Graph, Program
 from prism_tools.graph.order import predecessors
 from prism_tools.graph.schema import Kind
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Solution:
-    """Solved variables of graph/equations.py, int64: value (ns) and the source that was latest (-1: none, ready at 0)."""
+    """Solved variables of graph/equations.py: value (int64, ns) and which source was latest."""
 
     value: np.ndarray
-    binding: np.ndarray
+    binding: Binding
 
 
 def evaluate(graph: Graph, matches: Matches, order: Order, durations: Durations) -> Solution:
     """The least solution: every variable as early as its equation allows, every rank's first node ready at 0."""
-    return Solution(*evaluated(matches, order, durations))
+    value = evaluated(matches, order, durations)
+    return Solution(value, Binding(matches, order, value))
 
 
 def solve(
@@ -86,7 +87,7 @@ def critical_path(solution: Solution, matches: Matches, last: int, inside: np.nd
                 break
             if not path or path[-1] != node:
                 path.append(node)
-        variable = int(solution.binding[variable])
+        variable = solution.binding[variable]
     nodes = np.array(path[::-1], np.int64)
     owner = np.searchsorted(matches.base, nodes, side="right") - 1
     return np.stack([matches.classes.lowest[owner].astype(np.int64), nodes - matches.base[owner]], 1)
