@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prism_tools.calibrate.solver import begins, waits_in_queues
 from prism_tools.graph.classes import Classes
 from prism_tools.graph.compiled import Kernel
 from prism_tools.graph.members import Members
@@ -116,83 +117,152 @@ def gaps(graph: Graph, matches: Matches, lanes: Lanes, durations: Durations) -> 
 
 def ends(matches: Matches, order: Order, lanes: Lanes, gap: np.ndarray, end: np.ndarray | None = None) -> np.ndarray:
     """int64 ns: the end of every node in every lane; written to ``end`` if given."""
-    gates = order.releases
+    gates, before = order.releases, order.programs.before
     end = np.empty(len(gap), np.int64) if end is None else end
-    apart = gates.arrivals.data[gates.arrivals.offset[gates.together] :]
-    kept = np.full(len(order.owner), -1, np.int64)
-    apart = np.unique(apart)
-    width = lanes.count[order.owner[apart]]
-    kept[apart] = np.cumsum(width) - width
-    before = order.programs.before
+    begin, width = matches.base[order.owner], lanes.count[order.owner]
+    local = np.arange(len(begin)) - begin
+    apart = np.unique(gates.arrivals.data[gates.arrivals.offset[gates.together] :])
+    kept = np.full(len(begin), -1, np.int64)
+    kept[apart] = np.cumsum(width[apart]) - width[apart]
     _lockstep(
-        len(gap), order.steps, order.base, order.owner, order.programs.first, before.offset, before.data,
+        len(gap), order.steps, begin, order.programs.first[order.owner] + local, before.offset, before.data,
         matches.of_node, gates.arrivals.offset, gates.arrivals.data, gates.leavers.offset, gates.leavers.data,
-        gates.together, lanes.count, lanes.start, lanes.place, lanes.places, kept,
-        np.empty(int(width.sum()), np.int64), lanes.meetings, gap, end,
+        gates.together, width, lanes.start[order.owner] + local * width, lanes.place, lanes.places, kept,
+        np.empty(int(width[apart].sum()), np.int64), lanes.meetings, gap, end,
     )  # fmt: skip
     return end
 
 
+class Lockstep:
+    """A graph solved in lanes: ``block(k)``: int64[nodes, lanes], ends of the lanes of class k of ``matches.classes``."""
+
+    def __init__(self, graph: Graph, matches: Matches, order: Order, durations: Durations, fine: Classes) -> None:
+        self._graph, self._matches, self._order, self._durations = graph, matches, order, durations
+        self.lanes = lanes_of(graph, matches, order, fine)
+        self._end = ends(matches, order, self.lanes, gaps(graph, matches, self.lanes, durations))
+        leavers = order.releases.leavers
+        self._gate = np.full(int(matches.base[-1]), -1, np.int64)
+        self._gate[leavers.data] = np.repeat(np.arange(len(leavers)), np.diff(leavers.offset))
+
+    def block(self, k: int) -> np.ndarray:
+        nodes, start = int(self._matches.base[k + 1] - self._matches.base[k]), int(self.lanes.start[k])
+        return self._end[start : start + nodes * int(self.lanes.count[k])].reshape(nodes, -1)
+
+    def times(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """As solver.times, one array for each class of ``fine``."""
+        starts: list[np.ndarray] = [np.empty(0)] * len(self.lanes.rank)
+        finish = list(starts)
+        for k, rank in enumerate(self._matches.classes.lowest.tolist()):
+            end = np.ascontiguousarray(self.block(k).T)
+            matched = np.flatnonzero(self._matches.of_node[self._matches.base[k] : self._matches.base[k + 1]] >= 0)
+            arrival = np.zeros((len(matched), len(end)), np.int64)
+            for at, node in enumerate(matched.tolist()):
+                before = self._before(k, node)
+                if len(before):
+                    arrival[at] = self.block(k)[before].max(axis=0)
+            queues = waits_in_queues(self._graph.programs[self._graph.ranks.program[rank]], self._graph.lanes)
+            for lane, row in enumerate(end):
+                lane_rank = int(self.lanes.rank[self.lanes.first[k] + lane])
+                start = begins(row, self._durations.own[self._durations.row[lane_rank]], queues)
+                start[matched] = arrival[:, lane]
+                at = int(self.lanes.fine.of_rank[lane_rank])
+                starts[at], finish[at] = start, row
+        return starts, finish
+
+    def walk(self, rank: int, node: int, inside: np.ndarray) -> np.ndarray:
+        """As solver.walk, from ``node`` of ``rank`` back; ``inside``: bool per flat node of ``matches``."""
+        k = int(self._matches.classes.of_rank[rank])
+        place: tuple[int, int, int] | None = (k, int(np.flatnonzero(self._lane_ranks(k) == rank)[0]), node)
+        path: list[tuple[int, int, int, bool]] = []
+        while place is not None and inside[self._matches.base[place[0]] + place[2]]:
+            path.append((*place, False))
+            last = self._last(*place)
+            if last != place:
+                if not inside[self._matches.base[last[0]] + last[2]]:
+                    break
+                path.append((*last, True))
+            k, lane, node = last
+            before = self._before(k, node)
+            place = (k, lane, int(before[np.argmax(self.block(k)[before, lane])])) if len(before) else None
+        rows = [(self._lane_ranks(k)[lane], node, jump) for k, lane, node, jump in path[::-1]]
+        return np.array(rows, np.int64).reshape(-1, 3)
+
+    def _lane_ranks(self, k: int) -> np.ndarray:
+        return self.lanes.rank[self.lanes.first[k] : self.lanes.first[k] + self.lanes.count[k]]
+
+    def _before(self, k: int, node: int) -> np.ndarray:
+        return self._order.programs.before[self._order.programs.first[k] + node]
+
+    def _last(self, k: int, lane: int, node: int) -> tuple[int, int, int]:
+        """Class, lane and node of the member whose arrival let this node go: itself, if it is in no match."""
+        base, lanes = self._matches.base, self.lanes
+        gate = int(self._gate[base[k] + node])
+        if gate < 0:
+            return k, lane, node
+        releases = self._order.releases
+        here = lanes.places[lanes.place[base[k] + node] + lane]
+        found: tuple[int, tuple[int, int, int]] | None = None
+        for member in releases.arrivals[gate].tolist():
+            other = int(self._order.owner[member])
+            local = int(member - base[other])
+            if gate >= releases.together and (other, local) == (k, node):
+                chosen = np.array([lane])
+            else:
+                begin = int(lanes.place[member])
+                chosen = np.flatnonzero(lanes.places[begin : begin + int(lanes.count[other])] == here)
+            before = self._before(other, local)
+            arrival = self.block(other)[before[:, None], chosen].max(axis=0, initial=0)
+            if len(chosen) and (found is None or arrival.max() > found[0]):
+                found = int(arrival.max()), (other, int(chosen[np.argmax(arrival)]), local)
+        assert found is not None
+        return found[1]
+
+
 @Kernel
 def _lockstep(
-    steps, base, owner, first, before_at, before, of_node, arrive_at, arrive, leave_at, leave, together, count, start,
-    place, places, kept, arrival, meetings, gap, end,
+    steps, begin, node, before_at, before, of_node, arrive_at, arrive, leave_at, leave, together, width, row, place,
+    places, kept, arrival, meetings, gap, end,
 ):  # fmt: skip
     """A node that takes part in a match holds its arrival in ``end`` until it leaves; if it does not leave with all
     others at once, its arrival is in ``arrival`` too."""
     met = np.empty(meetings.max() if len(meetings) else 0, np.int64)
     for step in steps:
         if step >= 0:
-            k = owner[step]
-            width = count[k]
-            row = start[k] + (step - base[k]) * width
-            mine = end[row : row + width]
-            node = first[k] + step - base[k]
-            low, high = before_at[node], before_at[node + 1]
+            mine = end[row[step] : row[step] + width[step]]
+            low, high = before_at[node[step]], before_at[node[step] + 1]
             if low == high:
                 mine[:] = 0
             for at in range(low, high):
-                row_before = start[k] + before[at] * width
-                theirs = end[row_before : row_before + width]
+                source = begin[step] + before[at]
+                theirs = end[row[source] : row[source] + width[source]]
                 if at == low:
-                    for lane in range(width):
+                    for lane in range(len(mine)):
                         mine[lane] = theirs[lane]
                 else:
-                    for lane in range(width):
+                    for lane in range(len(mine)):
                         mine[lane] = max(mine[lane], theirs[lane])
             if of_node[step] < 0:
-                more = gap[row : row + width]
-                for lane in range(width):
+                more = gap[row[step] : row[step] + width[step]]
+                for lane in range(len(mine)):
                     mine[lane] += more[lane]
             elif kept[step] >= 0:
-                arrival[kept[step] : kept[step] + width] = mine
+                arrival[kept[step] : kept[step] + width[step]] = mine
             continue
         gate = -step - 1
-        met[: meetings[leave[leave_at[gate]]]] = 0
+        apart = gate >= together
+        leaver = leave[leave_at[gate]]
+        met[: meetings[leaver]] = 0
         for at in range(arrive_at[gate], arrive_at[gate + 1]):
             member = arrive[at]
-            if gate >= together and member == leave[leave_at[gate]]:
-                continue
-            k = owner[member]
-            width = count[k]
-            row = start[k] + (member - base[k]) * width
-            theirs = end[row : row + width]
-            if gate >= together:
-                theirs = arrival[kept[member] : kept[member] + width]
-            where = places[place[member] : place[member] + width]
-            for lane in range(width):
-                met[where[lane]] = max(met[where[lane]], theirs[lane])
+            theirs = arrival[kept[member] :] if apart else end[row[member] :]
+            where = places[place[member] : place[member] + width[member]]
+            if not (apart and member == leaver):
+                for lane in range(len(where)):
+                    met[where[lane]] = max(met[where[lane]], theirs[lane])
         for at in range(leave_at[gate], leave_at[gate + 1]):
             member = leave[at]
-            k = owner[member]
-            width = count[k]
-            row = start[k] + (member - base[k]) * width
-            mine, more = end[row : row + width], gap[row : row + width]
-            where = places[place[member] : place[member] + width]
-            if gate < together:
-                for lane in range(width):
-                    mine[lane] = met[where[lane]] + more[lane]
-            else:
-                own = arrival[kept[member] : kept[member] + width]
-                for lane in range(width):
-                    mine[lane] = max(own[lane], met[where[lane]]) + more[lane]
+            mine, more = end[row[member] :], gap[row[member] :]
+            where = places[place[member] : place[member] + width[member]]
+            for lane in range(len(where)):  # who leaves alone still has its arrival in ``end``
+                latest = met[where[lane]]
+                mine[lane] = (max(mine[lane], latest) if apart else latest) + more[lane]

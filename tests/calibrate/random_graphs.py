@@ -56,8 +56,8 @@ def random_replicas(rng: random.Random) -> tuple[Graph, int]:
         for c in range(copies):
             if kind == "pair" and count > 1:
                 _pass_on(nodes, f"mp{c}", c * count + r, c * count + peer, f"p{k}.{c}")
-            elif kind == "ring":
-                _pass_on(nodes, f"dp{r}", c * count + r, (c + 1) % copies * count + r, f"p{k}.{c}", waiting)
+            elif kind == "ring" and copies > 1:
+                _pass_on(nodes, f"dp{r}", c * count + r, (c + 1) % copies * count + r, f"p{k}.{c}", waiting, batch=k)
         chosen = {"world": ["world"], "dp": [f"dp{r}"], "mp": list(within)}.get(kind, [])
         for group in chosen:
             members = groups[group]
@@ -74,12 +74,11 @@ def random_replicas(rng: random.Random) -> tuple[Graph, int]:
 
 
 def _pass_on(
-    nodes: list[list[Node]], group: str, source: int, target: int, name: str, waiting: list[list[str]] | None = None
+    nodes: list, group: str, source: int, target: int, name: str, waiting: list | None = None, batch: int = -1
 ) -> None:
-    """A send with its receive; with ``waiting`` asynchronous ones of one batch, else the receive blocks."""
+    """A send with its receive; with ``waiting`` asynchronous ones, else both block."""
+    later = waiting is not None
     for rank, op, peer in ((source, "send", target), (target, "recv", source)):
-        later = waiting is not None
-        batch = len(nodes[rank]) // 4 if later else -1
         nodes[rank] += [compute(), comm(op, group, 64, peer=peer, name=op + name, is_async=later, batch=batch)]
         if waiting is not None:
             waiting[rank].append(op + name)

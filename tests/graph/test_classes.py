@@ -34,15 +34,42 @@ def solved(graph, durations, classes):
     return timeline(graph, matches, order, durations), *solve(graph, matches, order, durations)
 
 
+def timeline_in_lanes(graph, durations):
+    """The timeline with all ranks that do the same as lanes of one class."""
+    matches = find_matches(graph, classes=classes_of(graph, np.zeros(graph.world_size)))
+    return timeline(graph, matches, dependency_order(graph, matches), durations)
+
+
+def check_path(graph, durations, found):
+    """Along the critical path nothing but what its nodes take passes."""
+    matches, clock = find_matches(graph), None
+    path = found.critical.tolist()
+    for here, after in zip(path, path[1:] + [None], strict=True):
+        of_node = [matches.of_node[matches.base[rank] + node] for rank, node in filter(None, (here, after))]
+        if len(of_node) == 2 and of_node[0] >= 0 and of_node[0] == of_node[1]:
+            continue  # the last to arrive; the path goes on from the other member
+        rank, node = here
+        row, ends = durations.row[rank], found.end[found.row[rank]]
+        took = durations.own[row][node] + durations.tail[row][node]
+        assert clock is None or clock + took == ends[node]
+        clock = ends[node]
+
+
 def check_exact(graph, durations):
     """One rank of each class gives the times of all ranks; returns the number of classes."""
     classes = classes_of(graph, durations.row)
     whole, starts, ends = solved(graph, durations, everybody(graph))
     part, few_starts, few_ends = solved(graph, durations, classes)
+    lanes = timeline_in_lanes(graph, durations)
     for rank, at in enumerate(classes.of_rank):
         assert starts[rank].tolist() == few_starts[at].tolist() and ends[rank].tolist() == few_ends[at].tolist()
     # Of equally late members the path may go through others.
-    assert differences(replace(whole, critical=None, interval_ns=0), replace(part, critical=None, interval_ns=0)) == []
+    for other in (part, lanes):
+        assert (
+            differences(replace(whole, critical=None, interval_ns=0), replace(other, critical=None, interval_ns=0))
+            == []
+        )
+        check_path(graph, durations, other)
     return len(classes)
 
 
