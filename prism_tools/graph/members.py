@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from prism_tools.graph.model import Graph
 
 
 class Members:
-    """The members of all groups one after the other: ``group``, ``rank`` (global) and ``slot`` (the first in which that
-    rank has the group, -1: in none) of each; ``repeated``: it was in the same group before. ``start``, ``size``: where
-    each group's members begin, and how many. ``slot_group[slot_start[r] + s]``: the group that rank r has in slot s.
+    """The members of all groups one after the other: ``group`` and ``rank`` (global) of each; ``repeated``: it was in
+    the same group before. ``start``, ``size``: where each group's members begin, and how many.
+    ``slot_group[slot_start[r] + s]``: the group that rank r has in slot s; ``slot``: of each member, the first in which
+    its rank has the group, -1: in none.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -26,7 +29,6 @@ class Members:
         self._keys = keys[self._order]
         self.repeated = np.zeros(len(keys), bool)
         self.repeated[self._order[1:]] = self._keys[1:] == self._keys[:-1]
-        self.slot = self._slots()
 
     def place(self, group: np.ndarray, rank: np.ndarray) -> np.ndarray:
         """Group rank of each (group, global rank); -1 where the rank is no member."""
@@ -45,7 +47,8 @@ class Members:
         at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
         return np.where(self._keys[at] == wanted, self._order[at], -1)
 
-    def _slots(self) -> np.ndarray:
+    @cached_property
+    def slot(self) -> np.ndarray:
         counts = np.diff(self.slot_start)
         rank = np.repeat(np.arange(len(counts)), counts)
         slot = np.arange(len(rank)) - np.repeat(self.slot_start[:-1], counts)
