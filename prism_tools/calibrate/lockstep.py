@@ -15,7 +15,6 @@ import numpy as np
 from prism_tools.calibrate.solver import begins, waits_in_queues
 from prism_tools.graph.classes import Classes
 from prism_tools.graph.compiled import Kernel
-from prism_tools.graph.members import Members
 from prism_tools.graph.model import Durations, Graph
 from prism_tools.graph.schema import P2P, Op
 
@@ -53,7 +52,7 @@ def lanes_of(graph: Graph, matches: Matches, order: Order, fine: Classes) -> Lan
     sizes = count * np.diff(matches.base)
     lane = np.empty(len(fine), np.int64)
     lane[fine.of_rank[rank]] = np.arange(len(rank)) - np.repeat(first, count)
-    finder = _Places(graph, Members(graph), coarse, fine, lane)
+    finder = _Places(coarse, fine, lane)
     place = np.full(int(matches.base[-1]), -1, np.int64)
     meetings = place * 0
     tables: list[np.ndarray] = []
@@ -80,8 +79,8 @@ def lanes_of(graph: Graph, matches: Matches, order: Order, fine: Classes) -> Lan
 class _Places:
     """Where lanes meet: those of a collective at their group's class, those of a pair at the sender's lane."""
 
-    def __init__(self, graph: Graph, members: Members, coarse: Classes, fine: Classes, lane: np.ndarray) -> None:
-        self._members, self._fine, self._lane = members, fine, lane
+    def __init__(self, coarse: Classes, fine: Classes, lane: np.ndarray) -> None:
+        self._members, self._fine, self._lane = coarse.members, fine, lane
         both = coarse.of_group.astype(np.int64) * (int(fine.of_group.max(initial=0)) + 1) + fine.of_group
         distinct, number = np.unique(both, return_inverse=True)
         of_distinct = distinct // (int(fine.of_group.max(initial=0)) + 1)

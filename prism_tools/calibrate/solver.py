@@ -9,7 +9,6 @@ import numpy as np
 
 from prism_tools.graph.classes import Classes
 from prism_tools.graph.equations import Binding, evaluated
-from prism_tools.graph.members import Members
 from prism_tools.graph.model import Durations, Graph, Program
 from prism_tools.graph.order import predecessors
 from prism_tools.graph.schema import P2P, Kind
@@ -111,7 +110,7 @@ def among_all(graph: Graph, classes: Classes, path: np.ndarray) -> np.ndarray:
     """int64[n, 2]: the path of ``walk`` through one rank of each class, through ranks that really share a group."""
     if not len(path) or len(classes) == graph.world_size:
         return path[:, :2]
-    members, found = Members(graph), path[:, :2].copy()
+    members, found = classes.members, path[:, :2].copy()
     for at in range(len(path) - 2, -1, -1):
         rank, node, jump = path[at].tolist()
         here, there = found[at + 1].tolist()

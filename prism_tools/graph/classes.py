@@ -18,11 +18,13 @@ from prism_tools.graph.schema import P2P, ROOTED, Kind, Op
 @dataclass
 class Classes:
     """``of_rank``: int32[W], class of each rank. ``lowest``: int32[C], lowest rank of each class, ascending: it stands
-    for the others. ``of_group``: int32[groups]; the n-th collectives of all groups of one class are one match."""
+    for the others. ``of_group``: int32[groups]; the n-th collectives of all groups of one class are one match.
+    ``members``: of the graph's groups."""
 
     of_rank: np.ndarray
     lowest: np.ndarray
     of_group: np.ndarray
+    members: Members
 
     def __len__(self) -> int:
         return len(self.lowest)
@@ -31,7 +33,7 @@ class Classes:
 def everybody(graph: Graph) -> Classes:
     """Each rank is a class of its own."""
     ranks = np.arange(graph.world_size, dtype=np.int32)
-    return Classes(ranks, ranks, np.arange(len(graph.groups), dtype=np.int32))
+    return Classes(ranks, ranks, np.arange(len(graph.groups), dtype=np.int32), Members(graph))
 
 
 def classes_of(graph: Graph, row: np.ndarray) -> Classes:
@@ -47,7 +49,9 @@ def classes_of(graph: Graph, row: np.ndarray) -> Classes:
     colour, lowest = _numbered(colour)
     number = np.empty(len(lowest), np.int32)
     number[np.argsort(lowest)] = np.arange(len(lowest), dtype=np.int32)
-    found = Classes(number[colour], np.sort(lowest).astype(np.int32), _numbered(group_colour)[0].astype(np.int32))
+    found = Classes(
+        number[colour], np.sort(lowest).astype(np.int32), _numbered(group_colour)[0].astype(np.int32), uses.members
+    )
     return found if uses.certifies(found) else everybody(graph)
 
 

@@ -76,7 +76,8 @@ def find_matches(graph: Graph, strict: bool = True, classes: Classes | None = No
 
     PrismError if a match lacks members or its members' operations differ; ``strict=False`` lists these in ``problems``.
     """
-    classes, members = classes or everybody(graph), Members(graph)
+    classes = classes or everybody(graph)
+    members = classes.members
     lengths = np.array([len(program) for program in graph.programs], np.int64)[graph.ranks.program[classes.lowest]]
     base = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     comms = _gather(graph, base, classes, members)

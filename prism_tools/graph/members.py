@@ -18,11 +18,11 @@ class Members:
 
     def __init__(self, graph: Graph) -> None:
         self._width = graph.world_size
-        self.size = np.array([len(members) for members in graph.groups.members], np.int64)
+        self.size = _lengths(graph.groups.members)
         self.start = np.cumsum(self.size) - self.size
         self.rank = concatenated(graph.groups.members)
         self.group = np.repeat(np.arange(len(self.size)), self.size)
-        self.slot_start = np.concatenate([[0], np.cumsum([len(slots) for slots in graph.ranks.slots])])
+        self.slot_start = np.concatenate([[0], np.cumsum(_lengths(graph.ranks.slots))])
         self.slot_group = concatenated(graph.ranks.slots)
         keys = self.group * self._width + self.rank
         self._order = np.argsort(keys, kind="stable")
@@ -57,6 +57,10 @@ class Members:
         known = np.flatnonzero(at >= 0)[::-1]  # the first slot is written last
         found[at[known]] = slot[known]
         return found
+
+
+def _lengths(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.fromiter(map(len, arrays), np.int64, len(arrays))
 
 
 def concatenated(arrays: list[np.ndarray]) -> np.ndarray:
