@@ -27,7 +27,12 @@ MAY_IMPORT = {
     "gpu": {"errors"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"__init__"}
-OWNER = {"h5py": {"graph/file.py"}, "matplotlib": {"analyze/timeline.py"}, "submitit": {"launch/submit.py"}}
+OWNER = {
+    "h5py": {"graph/file.py"},
+    "numba": {"graph/compiled.py"},
+    "matplotlib": {"analyze/timeline.py"},
+    "submitit": {"launch/submit.py"},
+}
 
 
 def sources(folder=PACKAGE):

@@ -4,20 +4,38 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from prism_tools.calibrate.durations import durations
 from prism_tools.calibrate.schedule import timeline
+from prism_tools.errors import PrismError
+from prism_tools.graph.check import times_monotone
+from prism_tools.graph.classes import Classes, classes_of
 from prism_tools.graph.match import find_matches
-from prism_tools.graph.model import Graph
+from prism_tools.graph.model import Durations, Graph
 from prism_tools.graph.order import dependency_order
+
+LANES = 16  # ranks a class from which on lockstep is faster than solving each by itself
 
 
 def calibrate(graph: Graph) -> Graph:
     """``graph`` with durations and timeline, at stage "calibrated".
 
-    PrismError if ranks were never measured, or the graph has no consistent order.
+    A graph that was never measured but has durations is solved with these. PrismError if there is neither for some
+    rank, a measured clock went backwards, or the graph has no consistent order.
     """
-    matches = find_matches(graph)
-    order = dependency_order(graph, matches)
-    known = durations(graph, matches)
-    solved = timeline(graph, matches, order, known)
+    if backwards := times_monotone(graph):
+        raise PrismError(f"{backwards[0]}; a clock went backwards, run prism-slice again")
+    known = durations(graph, find_matches(graph)) if graph.timing or not graph.durations else graph.durations
+    matches = find_matches(graph, classes=_classes(graph, known))
+    solved = timeline(graph, matches, dependency_order(graph, matches), known)
     return replace(graph, stage="calibrated", durations=known, timeline=solved)
+
+
+def _classes(graph: Graph, known: Durations) -> Classes:
+    """Ranks that take equally long; or, where these are still many, all that do the same."""
+    exact = classes_of(graph, known.row)
+    if len(exact) < LANES * len(graph.programs):
+        return exact
+    alike = classes_of(graph, np.zeros(graph.world_size, np.int64))
+    return alike if len(exact) >= LANES * len(alike) else exact

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prism_tools.calibrate.lockstep import Lockstep
 from prism_tools.calibrate.measured import read_rows
-from prism_tools.calibrate.solver import critical_path, evaluate, times
+from prism_tools.calibrate.solver import among_all, evaluate, times, walk
+from prism_tools.graph.classes import Classes, classes_of
 from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted, iteration_times, last_nodes
 from prism_tools.graph.model import Durations, Graph, Timeline
@@ -21,35 +23,74 @@ if TYPE_CHECKING:
 
 
 def timeline(graph: Graph, matches: Matches, order: Order, durations: Durations) -> Timeline:
-    """Solve ``graph`` with ``durations`` (its own, or changed ones).
+    """Solve ``graph`` with ``durations`` (its own, or changed ones), which may differ within ``matches.classes``.
 
     A graph without iterations has iteration and interval time UNKNOWN, and the critical path of the whole program.
     """
-    solution = evaluate(graph, matches, order, durations)
-    starts, ends = times(graph, matches, order, solution, durations)
-    chosen = counted(graph)
-    per_rank = [
-        iteration_times(graph.program_of(rank), starts[rank], ends[rank], chosen) for rank in range(graph.world_size)
-    ]
-    iteration_ns = np.rint(np.mean(per_rank, axis=0)).astype(np.int64) if len(chosen) else np.empty(0, np.int64)
-    last, inside = _window(graph, matches, ends, chosen)
-    critical = critical_path(solution, matches, last, inside) if last >= 0 else np.empty((0, 2), np.int64)
+    chosen, classes = counted(graph), matches.classes
+    whole = np.array_equal(durations.row, durations.row[classes.lowest[classes.of_rank]])
+    solved = _Whole(graph, matches, order, durations) if whole else _InLanes(graph, matches, order, durations)
+    classes, starts, ends = solved.classes, solved.starts, solved.ends
+    inside = _inside(graph, matches, chosen)
+    last = _last(graph, classes, ends, chosen)
+    path = solved.walk(*last, inside) if last else np.empty((0, 3), np.int64)
+    critical = among_all(graph, classes, path)
     row, start_rows, end_rows = _packed(starts, ends)
-    mean = round(float(np.mean(per_rank))) if len(chosen) else UNKNOWN
-    interval = _interval(graph, matches, durations, iteration_ns, critical) if len(chosen) else UNKNOWN
+    row = row[classes.of_rank]
+    if not len(chosen):
+        return Timeline(row, start_rows, end_rows, np.empty(0, np.int64), UNKNOWN, UNKNOWN, critical)
+    lowest = classes.lowest.tolist()
+    per_class = [
+        iteration_times(graph.program_of(rank), start, end, chosen)
+        for rank, start, end in zip(lowest, starts, ends, strict=True)
+    ]
+    # The mean over all ranks, in integers, so that it does not depend on how they are classed.
+    sums = np.bincount(classes.of_rank, minlength=len(classes)) @ np.array(per_class)
+    iteration_ns = np.rint(sums / graph.world_size).astype(np.int64)
+    mean = round(int(sums.sum()) / (graph.world_size * len(chosen)))
+    interval = _interval(graph, matches, durations, iteration_ns, critical)
     return Timeline(row, start_rows, end_rows, iteration_ns, mean, interval, critical)
 
 
-def _window(graph: Graph, matches: Matches, ends: list[np.ndarray], chosen: range) -> tuple[int, np.ndarray]:
-    """The flat node that ends the last counted iteration on the slowest rank, and which nodes the iterations hold."""
-    total = int(matches.base[-1])
-    if not len(chosen):
-        return (int(np.argmax(np.concatenate(ends))) if total else -1), np.ones(total, bool)
-    segment = np.concatenate([graph.program_of(rank).segment for rank in range(graph.world_size)])
-    inside = (segment >= chosen[0]) | (segment == EPILOGUE)
-    closing = [int(last_nodes(graph.program_of(rank))[chosen[-1]]) for rank in range(graph.world_size)]
-    slowest = int(np.argmax([end[node] for end, node in zip(ends, closing, strict=True)]))
-    return int(matches.base[slowest]) + closing[slowest], inside
+class _Whole:
+    """Solved with one rank for each class of the matches."""
+
+    def __init__(self, graph: Graph, matches: Matches, order: Order, durations: Durations) -> None:
+        self.classes, self._matches = matches.classes, matches
+        self._solution = evaluate(graph, matches, order, durations)
+        self.starts, self.ends = times(graph, matches, order, self._solution, durations)
+
+    def walk(self, rank: int, node: int, inside: np.ndarray) -> np.ndarray:
+        last = int(self._matches.base[self.classes.of_rank[rank]]) + node
+        return walk(self._solution, self._matches, last, inside)
+
+
+class _InLanes:
+    """Solved in lockstep: ranks of a class of the matches have durations of their own."""
+
+    def __init__(self, graph: Graph, matches: Matches, order: Order, durations: Durations) -> None:
+        self.classes = classes_of(graph, durations.row)
+        solved = Lockstep(graph, matches, order, durations, self.classes)
+        self.starts, self.ends = solved.times()
+        self.walk = solved.walk
+
+
+def _inside(graph: Graph, matches: Matches, chosen: range) -> np.ndarray:
+    """Which flat nodes the counted iterations hold: all, if there are none."""
+    first = chosen[0] if len(chosen) else np.iinfo(np.int32).min
+    rows = [(program.segment >= first) | (program.segment == EPILOGUE) for program in graph.programs]
+    return flat(rows, graph.ranks.program[matches.classes.lowest])
+
+
+def _last(graph: Graph, classes: Classes, ends: list[np.ndarray], chosen: range) -> tuple[int, int] | None:
+    """(rank, node) that ends the last counted iteration on the slowest rank, or the program."""
+    closing = [last_nodes(p)[chosen[-1]] if len(chosen) else -1 for p in graph.programs]
+    lowest, slowest = classes.lowest.tolist(), None
+    for rank, end in zip(lowest, ends, strict=True):
+        node = closing[graph.ranks.program[rank]] if len(chosen) else int(np.argmax(end)) if len(end) else -1
+        if node >= 0 and (slowest is None or end[node] > slowest[0]):
+            slowest = end[node], rank, int(node)
+    return slowest[1:] if slowest else None
 
 
 def _interval(
@@ -60,11 +101,12 @@ def _interval(
     wrong by the same each time: these spreads add up."""
     count = len(iteration_ns)
     between = 2 * float(np.std(iteration_ns, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
-    nodes = matches.base[critical[:, 0]] + critical[:, 1]
-    match = matches.of_node[nodes]
-    once = np.append((match[1:] < 0) | (match[1:] != match[:-1]), True)[: len(nodes)]  # a jump lists two members
-    spread = flat(durations.spread, durations.row)[nodes[once]].astype(float)
-    fitted = flat(durations.source, durations.row)[nodes[once]] == Source.FIT
+    rank, node = critical.T
+    match = matches.of_node[matches.base[matches.classes.of_rank[rank]] + node]
+    once = np.append((match[1:] < 0) | (match[1:] != match[:-1]), True)[: len(node)]  # a jump lists two members
+    place = (np.cumsum([0, *(len(spread) for spread in durations.spread)])[durations.row[rank]] + node)[once]
+    spread = np.concatenate(durations.spread)[place].astype(float)
+    fitted = np.concatenate(durations.source)[place] == Source.FIT
     path = math.hypot(float(np.sqrt(np.sum(spread[~fitted] ** 2))), float(np.sum(spread[fitted]))) / count
     disagreement = _disagreement(graph, sorted(set(critical[:, 0].tolist())))
     if count == 1 and not disagreement:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_tools.graph.equations import equations
-from prism_tools.graph.model import Durations, Graph
-from prism_tools.graph.schema import Kind
+from prism_tools.graph.classes import Classes
+from prism_tools.graph.equations import Binding, evaluated
+from prism_tools.graph.model import Durations, Graph, Program
+from prism_tools.graph.order import predecessors
+from prism_tools.graph.schema import P2P, Kind
 
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
@@ -18,30 +20,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class Solution:
-    """Solved variables of graph/equations.py: value (ns) and the source that was latest (-1: none, ready at 0)."""
+    """Solved variables of graph/equations.py: value (int64, ns) and which source was latest."""
 
-    value: list[int]
-    binding: list[int]
+    value: np.ndarray
+    binding: Binding
 
 
 def evaluate(graph: Graph, matches: Matches, order: Order, durations: Durations) -> Solution:
     """The least solution: every variable as early as its equation allows, every rank's first node ready at 0."""
-    total = int(matches.base[-1])
-    size = 2 * total + len(order.releases)
-    value, binding = [0] * size, [-1] * size
-    for target, sources, delay in equations(graph, matches, order, durations):
-        latest, why = 0, -1
-        for source in sources:
-            if value[source] > latest or why < 0:
-                latest, why = value[source], source
-        value[target], binding[target] = latest + delay, why
-    return Solution(value, binding)
+    value = evaluated(matches, order, durations)
+    return Solution(value, Binding(matches, order, value))
 
 
 def solve(
     graph: Graph, matches: Matches, order: Order, durations: Durations
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Start and end of every node, one int64 ns array per rank, on one clock that begins at 0.
+    """Start and end of every node, one int64 ns array per rank (of those that stand for ``matches.classes``), on one
+    clock that begins at 0.
 
     A communication node starts when it arrives; a wait when its lane reaches it; others when all they wait for is over.
     """
@@ -53,21 +48,34 @@ def times(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """``solve``'s answer from an evaluated solution."""
     total = int(matches.base[-1])
-    value = np.array(solution.value[: 2 * total], np.int64)
     starts, ends = [], []
-    for rank in range(graph.world_size):
-        base, top = int(matches.base[rank]), int(matches.base[rank + 1])
-        end = value[base:top]
+    queues = [waits_in_queues(program, graph.lanes) for program in graph.programs]
+    for at, rank in enumerate(matches.classes.lowest.tolist()):
+        base, top = int(matches.base[at]), int(matches.base[at + 1])
+        end = solution.value[base:top]
         matched = matches.of_node[base:top] >= 0
-        start = np.where(matched, value[total + base : total + top], end - durations.own[durations.row[rank]])
-        program = graph.program_of(rank)
-        for node in np.flatnonzero(program.kind == Kind.WAIT).tolist():
-            preds = order.preds[base + node] - base
-            queue = preds[program.lane[preds] == program.lane[node]]
-            start[node] = end[queue].max(initial=0)
-        starts.append(start)
+        arrival = solution.value[total + base : total + top]
+        start = begins(end, durations.own[durations.row[rank]], queues[graph.ranks.program[rank]])
+        starts.append(np.where(matched, arrival, start))
         ends.append(end)
     return starts, ends
+
+
+def begins(end: np.ndarray, own: np.ndarray, queues: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
+    """The starts of one rank's nodes that are in no match, from their ends; ``queues`` of waits_in_queues."""
+    waits, source, target = queues
+    start = end - own
+    start[waits] = 0
+    np.maximum.at(start, target, end[source])
+    return start
+
+
+def waits_in_queues(program: Program, lanes: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The waits, and (source, target) of all that waits follow on their own lane."""
+    waits = np.flatnonzero(program.kind == Kind.WAIT)
+    source, target = predecessors(program, lanes)
+    chosen = (program.kind[target] == Kind.WAIT) & (program.lane[source] == program.lane[target])
+    return waits, source[chosen], target[chosen]
 
 
 def critical_path(solution: Solution, matches: Matches, last: int, inside: np.ndarray) -> np.ndarray:
@@ -76,16 +84,45 @@ def critical_path(solution: Solution, matches: Matches, last: int, inside: np.nd
     ``inside``: bool per flat node; the walk back ends before the first node that is not inside. Where the path goes
     from one member of a match to another, both are listed, the one that arrived last before the one that goes on.
     """
+    return walk(solution, matches, last, inside)[:, :2]
+
+
+def walk(solution: Solution, matches: Matches, last: int, inside: np.ndarray) -> np.ndarray:
+    """int64[n, 3]: as critical_path, and whether the path goes on in another member of this node's match."""
     total = int(matches.base[-1])
-    path: list[int] = []
-    variable = last
+    path: list[tuple[int, bool]] = []
+    variable, released = last, False
     while variable >= 0:
         if variable < 2 * total:  # releases belong to no node
             node = variable % total
             if not inside[node]:
                 break
-            if not path or path[-1] != node:
-                path.append(node)
+            if not path or path[-1][0] != node:
+                path.append((node, released))
+        released = variable >= 2 * total
         variable = solution.binding[variable]
-    path.reverse()
-    return np.array([(matches.rank_of(node), matches.node_of(node)) for node in path], np.int64).reshape(-1, 2)
+    flat, jump = np.array(path[::-1], np.int64).reshape(-1, 2).T
+    owner = np.searchsorted(matches.base, flat, side="right") - 1
+    return np.stack([matches.classes.lowest[owner].astype(np.int64), flat - matches.base[owner], jump], 1)
+
+
+def among_all(graph: Graph, classes: Classes, path: np.ndarray) -> np.ndarray:
+    """int64[n, 2]: the path of ``walk`` through one rank of each class, through ranks that really share a group."""
+    if not len(path) or len(classes) == graph.world_size:
+        return path[:, :2]
+    members, found = classes.members, path[:, :2].copy()
+    for at in range(len(path) - 2, -1, -1):
+        rank, node, jump = path[at].tolist()
+        here, there = found[at + 1].tolist()
+        found[at, 0] = here
+        if jump:
+            program, slots = graph.program_of(here), graph.ranks.slots
+            group = slots[here][program.slot[there]]
+            ranks = graph.groups.members[group]
+            if program.op[there] in P2P:
+                found[at, 0] = ranks[(np.flatnonzero(ranks == here)[0] + program.peer[there]) % len(ranks)]
+                continue
+            slot = int(graph.program_of(rank).slot[node])
+            alike = ranks[classes.of_rank[ranks] == classes.of_rank[rank]]
+            found[at, 0] = alike[members.in_slot(alike, slot) == group][0]
+    return found

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prism_tools.graph.compiled import Kernel
 from prism_tools.graph.model import Durations, Graph
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ def flat(rows: list[np.ndarray], row: np.ndarray) -> np.ndarray:
 def equations(graph: Graph, matches: Matches, order: Order, durations: Durations) -> Iterator[Equation]:
     """Every equation once, after the equations of all its sources."""
     total = int(matches.base[-1])
-    own = flat(durations.own, durations.row).tolist()
-    tail = flat(durations.tail, durations.row).tolist()
+    row = durations.row[matches.classes.lowest]
+    own, tail = flat(durations.own, row).tolist(), flat(durations.tail, row).tolist()
     of_node = matches.of_node.tolist()
     offset, data = order.preds.offset.tolist(), order.preds.data.tolist()
-    for step in order.steps:
+    for step in order.steps.tolist():
         if step >= 0:
             preds = data[offset[step] : offset[step + 1]]
             if of_node[step] >= 0:
@@ -47,3 +48,71 @@ def equations(graph: Graph, matches: Matches, order: Order, durations: Durations
         yield release, [total + member for member in arrivals], own[leavers[0]]
         for member in leavers:
             yield member, (release,), tail[member]
+
+
+def evaluated(matches: Matches, order: Order, durations: Durations) -> np.ndarray:
+    """The equations' least solution: int64 value of every variable, ns."""
+    total = int(matches.base[-1])
+    row = durations.row[matches.classes.lowest]
+    start = np.cumsum([0, *(len(own) for own in durations.own)])[row]
+    own, tail = (np.concatenate([np.empty(0, np.int64), *rows]) for rows in (durations.own, durations.tail))
+    value = np.zeros(2 * total + len(order.releases), np.int64)
+    before, gates = order.programs.before, order.releases
+    _evaluate(
+        total, order.steps, order.base, order.owner, order.programs.first, before.offset, before.data, matches.of_node,
+        gates.arrivals.offset, gates.arrivals.data, gates.leavers.offset, gates.leavers.data, start, own, tail, value,
+    )  # fmt: skip
+    return value
+
+
+@Kernel
+def _evaluate(
+    steps, base, owner, first, before_at, before, of_node, arrive_at, arrive, leave_at, leave, start, own, tail, value
+):  # fmt: skip
+    """``equations``, each evaluated where that would yield it. Nothing ends before 0."""
+    total = len(owner)
+    for step in steps:
+        latest = 0
+        if step >= 0:
+            rank = owner[step]
+            begin = base[rank]
+            place = first[rank] + step - begin
+            for at in range(before_at[place], before_at[place + 1]):
+                latest = max(latest, value[begin + before[at]])
+            if of_node[step] >= 0:
+                value[total + step] = latest
+            else:
+                value[step] = latest + own[start[rank] + step - begin]
+            continue
+        gate = -step - 1
+        for at in range(arrive_at[gate], arrive_at[gate + 1]):
+            latest = max(latest, value[total + arrive[at]])
+        leaver = leave[leave_at[gate]]
+        latest += own[start[owner[leaver]] + leaver - base[owner[leaver]]]
+        value[2 * total + gate] = latest
+        for at in range(leave_at[gate], leave_at[gate + 1]):
+            leaver = leave[at]
+            value[leaver] = latest + tail[start[owner[leaver]] + leaver - base[owner[leaver]]]
+
+
+class Binding:
+    """``binding[variable]``: the source that was latest (the first of them; -1: none, ready at 0), found when asked for."""
+
+    def __init__(self, matches: Matches, order: Order, value: np.ndarray) -> None:
+        self._matches, self._order, self._value = matches, order, value
+        leavers = order.releases.leavers
+        self._gate = np.full(int(matches.base[-1]), -1, np.int64)
+        self._gate[leavers.data] = np.repeat(np.arange(len(leavers)), np.diff(leavers.offset))
+
+    def __getitem__(self, variable: int) -> int:
+        total = len(self._gate)
+        if variable < total and self._gate[variable] >= 0:
+            return 2 * total + int(self._gate[variable])
+        if variable >= 2 * total:
+            sources = total + self._order.releases.arrivals[variable - 2 * total]
+        else:
+            node = variable % total
+            rank = self._order.owner[node]
+            begin = self._order.base[rank]
+            sources = begin + self._order.programs.before[self._order.programs.first[rank] + node - begin]
+        return int(sources[np.argmax(self._value[sources])]) if len(sources) else -1

@@ -137,7 +137,12 @@ def _storage(array: np.ndarray) -> dict[str, Any]:
         return {}
     row = array.nbytes // len(array)
     chunks = (min(len(array), max(1, CHUNK_BYTES // row)), *array.shape[1:])
-    return {"chunks": chunks, "shuffle": True, "compression": "gzip", "compression_opts": 4}
+    return {
+        "chunks": chunks,
+        "shuffle": True,
+        "compression": "gzip",
+        "compression_opts": 1,
+    }  # 4: 2 % smaller, a quarter slower
 
 
 def _image(file: h5py.File, name: str) -> bytes:

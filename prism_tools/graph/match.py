@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from prism_tools.errors import PrismError
+from prism_tools.graph.classes import Classes, everybody
+from prism_tools.graph.members import Members, concatenated
 from prism_tools.graph.model import Graph, Ragged
 from prism_tools.graph.names import callsite_text, op_text, ranks_text
 from prism_tools.graph.schema import P2P, Kind, Match, Op
@@ -19,6 +21,9 @@ SHOWN = 20  # problems spelt out in an error; check lists them all
 class Matches:
     """All matches of a graph. A node is named by its flat index: node i of rank r is ``base[r] + i``.
 
+    Where ranks of one class were taken together, only the lowest rank of each class has nodes: those of class c begin
+    at ``base[c]``. Otherwise each rank is a class of its own.
+
     ``of_node``: int32[nodes], match of a node or -1. ``members``: flat indices by group rank; a pair is (sender,
     receiver). ``group``: int32[M]; ``kind``: uint8[M] (schema.Match); ``op``: uint8[M] (of the first member).
     ``problems``: one line each match with missing members or differing operations; such a match holds whoever came.
@@ -30,6 +35,7 @@ class Matches:
     group: np.ndarray
     kind: np.ndarray
     op: np.ndarray
+    classes: Classes
     problems: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -37,11 +43,11 @@ class Matches:
 
     def rank_of(self, flat: int) -> int:
         """The rank that flat node belongs to."""
-        return int(np.searchsorted(self.base, flat, side="right")) - 1
+        return int(self.classes.lowest[np.searchsorted(self.base, flat, side="right") - 1])
 
     def node_of(self, flat: int) -> int:
         """The index of a flat node in its rank's program."""
-        return int(flat - self.base[self.rank_of(flat)])
+        return int(flat - self.base[np.searchsorted(self.base, flat, side="right") - 1])
 
 
 @dataclass
@@ -53,6 +59,7 @@ class _Comms:
     node: np.ndarray
     op: np.ndarray
     group: np.ndarray
+    gathering: np.ndarray  # class of the group
     place: np.ndarray  # own rank in the group, -1: not a member
     size: np.ndarray  # of the group
     peer: np.ndarray  # group rank, -1: none
@@ -63,26 +70,28 @@ class _Comms:
         return _Comms(*(getattr(self, name)[keep] for name in self.__dataclass_fields__))
 
 
-def find_matches(graph: Graph, strict: bool = True) -> Matches:
+def find_matches(graph: Graph, strict: bool = True, classes: Classes | None = None) -> Matches:
     """Match every COMM node: the n-th collective of each member of a group, the n-th send of a channel (group, source,
-    destination, tag) with its n-th receive.
+    destination, tag) with its n-th receive. With ``classes`` the nodes of one rank of each, which stands for the others.
 
     PrismError if a match lacks members or its members' operations differ; ``strict=False`` lists these in ``problems``.
     """
-    lengths = np.array([len(program) for program in graph.programs], np.int64)[graph.ranks.program]
+    classes = classes or everybody(graph)
+    members = classes.members
+    lengths = np.array([len(program) for program in graph.programs], np.int64)[graph.ranks.program[classes.lowest]]
     base = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    comms = _gather(graph, base)
+    comms = _gather(graph, base, classes, members)
     problems = _strangers(graph, comms)
     comms = comms.take((comms.place >= 0) & (~np.isin(comms.op, P2P) | (comms.peer >= 0)))
     pairwise = np.isin(comms.op, P2P)
     flats, counts = [], []
-    for part, keys in (_collectives(comms.take(~pairwise)), _pairs(graph, comms.take(pairwise))):
+    for part, keys in (_collectives(comms.take(~pairwise)), _pairs(graph, comms.take(pairwise), classes, members)):
         order = np.lexsort(keys[::-1])  # by the first key, then the second, …
         starts = _starts(*(key[order] for key in keys[:-1]))
         flats.append(part.flat[order])
         counts.append(np.diff(np.append(starts, len(order))))
-        problems += _problems(graph, part.take(order), starts, counts[-1])
-    matches = _assemble(graph, base, comms, np.concatenate(flats), np.concatenate(counts))
+        problems += _problems(graph, part.take(order), starts, counts[-1], classes, members)
+    matches = _assemble(graph, base, comms, np.concatenate(flats), np.concatenate(counts), classes)
     matches.problems = problems
     if strict and problems:
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
@@ -94,30 +103,27 @@ def find_matches(graph: Graph, strict: bool = True) -> Matches:
     return matches
 
 
-def _gather(graph: Graph, base: np.ndarray) -> _Comms:
-    """The communication nodes of all ranks; rank-wise arrays are put together once per program."""
-    program = graph.ranks.program
+def _gather(graph: Graph, base: np.ndarray, classes: Classes, members: Members) -> _Comms:
+    """The communication nodes of one rank of each class; rank-wise arrays are put together once per program."""
+    program = graph.ranks.program[classes.lowest]
     nodes = [np.flatnonzero(p.kind == Kind.COMM) for p in graph.programs]
     sizes = np.array([len(nodes[p]) for p in program], np.int64)
-    rank = np.repeat(np.arange(graph.world_size), sizes)
+    rank = np.repeat(classes.lowest, sizes).astype(np.int64)
 
     def column(name: str) -> np.ndarray:
         chosen = [p.columns[name][i].astype(np.int64) for p, i in zip(graph.programs, nodes, strict=True)]
-        return _concatenate([chosen[p] for p in program])
+        return concatenated([chosen[p] for p in program])
 
-    node = _concatenate([nodes[p] for p in program])
+    node = concatenated([nodes[p] for p in program])
 
     def value(name: str) -> np.ndarray:
-        pairs = list(zip(program, graph.ranks.values, strict=True))
+        pairs = list(zip(program, graph.ranks.values[classes.lowest], strict=True))
         chosen = {(p, v): getattr(graph.values[v], name)[nodes[p]] for p, v in set(pairs)}
-        return _concatenate([chosen[pair] for pair in pairs])
+        return concatenated([chosen[pair] for pair in pairs])
 
-    slot_base = np.concatenate([[0], np.cumsum([len(slots) for slots in graph.ranks.slots])])
-    slot_group = _concatenate(graph.ranks.slots)
-    group = slot_group[np.repeat(slot_base[:-1], sizes) + column("slot")]
-    members = np.array([len(m) for m in graph.groups.members], np.int64)
-    place = _places(graph, group, rank)
-    size = members[group]
+    group = members.in_slot(rank, column("slot"))
+    place = members.place(group, rank)
+    size = members.size[group]
     peer = column("peer")
     return _Comms(
         flat=np.repeat(base[:-1], sizes) + node,
@@ -125,6 +131,7 @@ def _gather(graph: Graph, base: np.ndarray) -> _Comms:
         node=node,
         op=column("op"),
         group=group,
+        gathering=classes.of_group[group].astype(np.int64),
         place=place,
         size=size,
         peer=np.where(peer >= 0, (place + peer) % np.maximum(size, 1), -1),
@@ -133,34 +140,23 @@ def _gather(graph: Graph, base: np.ndarray) -> _Comms:
     )
 
 
-def _places(graph: Graph, group: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Group rank of each (group, global rank); -1 where the rank is no member."""
-    width = graph.world_size
-    sizes = [len(m) for m in graph.groups.members]
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    keys = owner * width + _concatenate(graph.groups.members)
-    place = np.arange(len(keys)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    order = np.argsort(keys, kind="stable")
-    wanted = group * width + rank
-    at = np.minimum(np.searchsorted(keys[order], wanted), max(len(keys) - 1, 0))
-    return np.where(keys[order][at] == wanted, place[order][at], -1) if len(keys) else np.full(len(wanted), -1)
-
-
 def _collectives(comms: _Comms) -> tuple[_Comms, list[np.ndarray]]:
     """The collectives, and keys: all but the last are equal within a match, the last puts its members by group rank."""
     ordinal = _ordinal(_paired(comms.group, comms.rank))
-    return comms, [comms.group, ordinal, comms.place]
+    return comms, [comms.gathering, ordinal, comms.place]
 
 
-def _pairs(graph: Graph, comms: _Comms) -> tuple[_Comms, list[np.ndarray]]:
-    """As _collectives, for sends and receives: the sender comes first."""
+def _pairs(graph: Graph, comms: _Comms, classes: Classes, members: Members) -> tuple[_Comms, list[np.ndarray]]:
+    """As _collectives, for sends and receives: the sender comes first. A channel is known by its source's class, in
+    which slot that has the group, how much further on the destination is in it, and the tag."""
     receives = (comms.op == Op.RECV).astype(np.int64)
-    source = np.where(receives, comms.peer, comms.place)
-    target = np.where(receives, comms.place, comms.peer)
+    source = members.start[comms.group] + np.where(receives, comms.peer, comms.place)
+    further = np.where(receives, comms.place - comms.peer, comms.peer - comms.place) % np.maximum(comms.size, 1)
     blind = np.array([ignores_tags(backend) for backend in graph.groups.backend], bool)
     tag = np.where(blind[comms.group], 0, comms.tag) if len(comms.tag) else comms.tag
     tag = np.unique(tag, return_inverse=True)[1]
-    channel = _paired(_paired(_paired(comms.group, source), target), tag)
+    sender = classes.of_rank[members.rank[source]].astype(np.int64)
+    channel = _paired(_paired(_paired(sender, members.slot[source] + 1), further), tag)
     return comms, [channel, _ordinal(channel * 2 + receives), receives]
 
 
@@ -188,7 +184,9 @@ def _starts(*keys: np.ndarray) -> np.ndarray:
     return np.flatnonzero(differ)
 
 
-def _assemble(graph: Graph, base: np.ndarray, comms: _Comms, flats: np.ndarray, counts: np.ndarray) -> Matches:
+def _assemble(
+    graph: Graph, base: np.ndarray, comms: _Comms, flats: np.ndarray, counts: np.ndarray, classes: Classes
+) -> Matches:
     offset = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     of_node = np.full(base[-1], -1, np.int32)
     of_node[flats] = np.repeat(np.arange(len(counts)), counts)
@@ -201,7 +199,7 @@ def _assemble(graph: Graph, base: np.ndarray, comms: _Comms, flats: np.ndarray, 
             kind[theirs[group] & (op == number)] = match_kind(backend, Op(number))
         small = comms.bytes[first] <= EAGER_BYTES.get(backend, -1)
         kind[theirs[group] & (kind == Match.PAIR) & small] = Match.EAGER
-    return Matches(base, of_node, Ragged(offset, flats.astype(np.int64)), group, kind, op)
+    return Matches(base, of_node, Ragged(offset, flats.astype(np.int64)), group, kind, op, classes)
 
 
 def _strangers(graph: Graph, comms: _Comms) -> list[str]:
@@ -214,24 +212,36 @@ def _strangers(graph: Graph, comms: _Comms) -> list[str]:
     return lines
 
 
-def _problems(graph: Graph, sorted_comms: _Comms, starts: np.ndarray, counts: np.ndarray) -> list[str]:
+def _problems(
+    graph: Graph, sorted_comms: _Comms, starts: np.ndarray, counts: np.ndarray, classes: Classes, members: Members
+) -> list[str]:
     """What is wrong with the matches that begin at ``starts``."""
     if not len(starts):
         return []
     op = sorted_comms.op
     pairwise = np.isin(op[starts], P2P)
-    wanted = np.where(pairwise, 2, sorted_comms.size[starts])
+    wanted = np.where(pairwise, 2, _members_of_classes(graph, classes, members)[sorted_comms.group[starts]])
     differ = np.zeros(len(starts), bool)
     owner = np.repeat(np.arange(len(starts)), counts)
     differ[owner[op != op[starts][owner]]] = True
     lines = []
     for m in np.flatnonzero((counts != wanted) | (differ & ~pairwise)):
         rows = np.arange(starts[m], starts[m] + counts[m])
-        lines.append(_problem(graph, sorted_comms, rows, bool(pairwise[m]), bool(differ[m])))
+        lines.append(_problem(graph, sorted_comms, rows, bool(pairwise[m]), bool(differ[m]), classes))
     return lines
 
 
-def _problem(graph: Graph, comms: _Comms, rows: np.ndarray, pairwise: bool, differ: bool) -> str:
+def _members_of_classes(graph: Graph, classes: Classes, members: Members) -> np.ndarray:
+    """int64[groups]: how many members a collective of each group has, those of one class and slot taken together."""
+    if len(classes) == graph.world_size:
+        return members.size
+    code = classes.of_rank[members.rank].astype(np.int64) * len(members.rank) + members.slot + 1
+    order = np.lexsort((code, members.group))
+    first = _starts(members.group[order], code[order])
+    return np.bincount(members.group[order][first], minlength=len(members.size))
+
+
+def _problem(graph: Graph, comms: _Comms, rows: np.ndarray, pairwise: bool, differ: bool, classes: Classes) -> str:
     first, members = rows[0], graph.groups.members[comms.group[rows[0]]]
     who = _who(graph, comms, first)
     if pairwise:
@@ -240,7 +250,8 @@ def _problem(graph: Graph, comms: _Comms, rows: np.ndarray, pairwise: bool, diff
     if differ:
         other = next(row for row in rows if comms.op[row] != comms.op[first])
         return f"{who}: but {_who(graph, comms, other)} is the same operation in order"
-    missing = set(members.tolist()) - set(comms.rank[rows].tolist())
+    came = set(comms.rank[rows].tolist())
+    missing = {rank for rank in members.tolist() if int(classes.lowest[classes.of_rank[rank]]) not in came}
     return f"{who}: no counterpart on ranks {ranks_text(missing)}"
 
 
@@ -254,7 +265,3 @@ def _who(graph: Graph, comms: _Comms, i: np.integer | int) -> str:
     return f"rank {rank} {op_text(comms.op[i])}{peer} on {graph.groups.name[comms.group[i]]}, node {node}" + (
         f" ({site})" if site else ""
     )
-
-
-def _concatenate(arrays: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(arrays).astype(np.int64) if arrays else np.empty(0, np.int64)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from prism_tools.errors import PrismError
+from prism_tools.graph.compiled import Kernel
 from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph, Program, Ragged
 from prism_tools.graph.names import node_text
-from prism_tools.graph.releases import Release, releases
+from prism_tools.graph.releases import Releases, all_releases, joined
 from prism_tools.graph.schema import Kind
 from prism_tools.graph.semantics import is_queue
 
@@ -18,17 +20,39 @@ SHOWN = 20  # stuck ranks spelt out in an error
 
 
 @dataclass
-class Order:
-    """``steps``: s >= 0: flat node s, all of whose predecessors have ended (a COMM node arrives now, and ends later);
-    s < 0: release -(s + 1), all of whose arrivals have come (its leavers end now).
+class Programs:
+    """What the nodes of each program wait for within it. Laid-out rank k has nodes ``first[k]`` on of ``before``:
+    int64 rows of places in the program (the one before it in its queue lane, then edge sources), and of ``after``: the
+    reverse."""
 
-    ``releases``: those of all matches (graph/releases.py), by number.
-    ``preds``: int64, row n: flat predecessors of flat node n: the one before it in its queue lane, then edge sources.
+    first: np.ndarray
+    before: Ragged
+    after: Ragged
+
+
+@dataclass
+class Order:
+    """``steps``: int64; s >= 0: flat node s, all of whose predecessors have ended (a COMM node arrives now, and ends
+    later); s < 0: release -(s + 1), all of whose arrivals have come (its leavers end now).
+
+    ``releases``: those of all matches (graph/releases.py), by number. ``owner``: int32, laid-out rank of a flat node.
     """
 
-    steps: list[int]
-    preds: Ragged
-    releases: list[Release]
+    steps: np.ndarray
+    releases: Releases
+    programs: Programs
+    base: np.ndarray
+    owner: np.ndarray
+
+    @cached_property
+    def preds(self) -> Ragged:
+        """int64, row n: flat predecessors of flat node n."""
+        before = self.programs.before
+        place = np.arange(len(self.owner)) + (self.programs.first - self.base[:-1])[self.owner]
+        size = np.diff(before.offset)[place]
+        offset = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
+        at = np.arange(offset[-1]) + np.repeat(before.offset[:-1][place] - offset[:-1], size)
+        return Ragged(offset, before.data[at] + np.repeat(self.base[:-1][self.owner], size))
 
 
 def dependency_order(graph: Graph, matches: Matches) -> Order:
@@ -36,55 +60,99 @@ def dependency_order(graph: Graph, matches: Matches) -> Order:
 
     PrismError names rank, operation and call site of the nodes that wait for each other, if there is no order.
     """
-    preds = _predecessors(graph, matches.base)
-    total = len(preds)
-    missing = np.diff(preds.offset).tolist()
-    followers = _followers(preds)
-    offset, data = followers.offset.tolist(), followers.data.tolist()
-    gates = [release for match in range(len(matches)) for release in releases(graph, matches, match)]
-    absent = [len(arrivals) for arrivals, _ in gates]
-    opens: dict[int, list[int]] = {}
-    for gate, (arrivals, _) in enumerate(gates):
-        for member in arrivals:
-            opens.setdefault(member, []).append(gate)
-    communicates = (matches.of_node >= 0).tolist()
-    steps: list[int] = []
-    ready = [n for n in range(total - 1, -1, -1) if not missing[n]]
-    while ready:
-        node = ready.pop()
-        steps.append(node)
-        ended = [] if communicates[node] else [node]
-        for gate in opens.get(node, ()):
+    base, total = matches.base, int(matches.base[-1])
+    gates = all_releases(graph, matches)
+    chosen = graph.ranks.program[matches.classes.lowest]
+    owner = np.repeat(np.arange(len(chosen), dtype=np.int32), np.diff(base))
+    programs = _programs(graph, chosen)
+    opens = reverse(gates.arrivals, total)
+    steps = np.empty(total + len(gates), np.int64)
+    count = _in_order(
+        total, base, owner, programs.first, *_arrays(programs.before), *_arrays(programs.after), matches.of_node,
+        *_arrays(opens), np.diff(gates.arrivals.offset), *_arrays(gates.leavers), steps,
+    )  # fmt: skip
+    order = Order(steps[:count], gates, programs, base, owner)
+    if count < len(steps):
+        raise _stuck(graph, matches, order)
+    return order
+
+
+def _arrays(ragged: Ragged) -> tuple[np.ndarray, np.ndarray]:
+    return ragged.offset, ragged.data
+
+
+@Kernel
+def _in_order(
+    base, owner, first, before_at, before, after_at, after, of_node, opens_at, opens, absent, leave_at, leave, steps
+):  # fmt: skip
+    """Fill in ``steps``; returns how many there are."""
+    total = len(owner)
+    missing = np.empty(total, np.int32)
+    ready = np.empty(total, np.int64)
+    ended = np.empty(1 + len(leave), np.int64)
+    top = count = 0
+    for node in range(total - 1, -1, -1):
+        place = first[owner[node]] + node - base[owner[node]]
+        missing[node] = before_at[place + 1] - before_at[place]
+        if not missing[node]:
+            ready[top] = node
+            top += 1
+    while top:
+        top -= 1
+        node = ready[top]
+        steps[count] = node
+        count += 1
+        leaving = 0
+        if of_node[node] < 0:
+            ended[0] = node
+            leaving = 1
+        for at in range(opens_at[node], opens_at[node + 1]):
+            gate = opens[at]
             absent[gate] -= 1
             if not absent[gate]:
-                steps.append(-gate - 1)
-                ended += gates[gate][1]
-        for source in ended:
-            for follower in data[offset[source] : offset[source + 1]]:
+                steps[count] = -gate - 1
+                count += 1
+                for leaver in range(leave_at[gate], leave_at[gate + 1]):
+                    ended[leaving] = leave[leaver]
+                    leaving += 1
+        for k in range(leaving):
+            start = base[owner[ended[k]]]
+            place = first[owner[ended[k]]] + ended[k] - start
+            for at in range(after_at[place], after_at[place + 1]):
+                follower = start + after[at]
                 missing[follower] -= 1
                 if not missing[follower]:
-                    ready.append(follower)
-    if len(steps) < total + len(gates):
-        raise _stuck(graph, matches, preds, steps, gates)
-    return Order(steps, preds, gates)
+                    ready[top] = follower
+                    top += 1
+    return count
 
 
-def _predecessors(graph: Graph, base: np.ndarray) -> Ragged:
-    """Row n: lane predecessor and edge sources of flat node n, as flat indices."""
-    local = [_local_predecessors(program, graph.lanes) for program in graph.programs]
-    counts = [np.diff(rows.offset) for rows in local]
-    chosen = graph.ranks.program
-    offset = np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *(counts[p] for p in chosen)]))])
-    data = [local[p].data + start for p, start in zip(chosen, base[:-1], strict=True)]
-    return Ragged(offset.astype(np.int64), np.concatenate([np.empty(0, np.int64), *data]))
+def _programs(graph: Graph, chosen: np.ndarray) -> Programs:
+    before = [_local_predecessors(program, graph.lanes) for program in graph.programs]
+    after = [reverse(rows, len(rows)) for rows in before]
+    first = np.concatenate([[0], np.cumsum([len(rows) for rows in before])]).astype(np.int64)
+    return Programs(first[chosen], joined(before), joined(after))
 
 
-def _local_predecessors(program: Program, lanes: list[str]) -> Ragged:
+def reverse(rows: Ragged, count: int) -> Ragged:
+    """Row n, of ``count``: the rows that have n, ascending."""
+    owner = np.repeat(np.arange(len(rows)), np.diff(rows.offset))
+    offset = np.concatenate([[0], np.cumsum(np.bincount(rows.data, minlength=count))]).astype(np.int64)
+    return Ragged(offset, owner[np.argsort(rows.data, kind="stable")])
+
+
+def predecessors(program: Program, lanes: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """(source, target), int64: what each node of ``program`` waits for, in its queue lanes and by its edges."""
     pairs = [program.edges.astype(np.int64).reshape(-1, 2)]
     for lane, name in enumerate(lanes):
         if is_queue(name):
             pairs.insert(0, _lane_pairs(program, np.flatnonzero(program.lane == lane)))
     source, target = np.concatenate(pairs).T
+    return source, target
+
+
+def _local_predecessors(program: Program, lanes: list[str]) -> Ragged:
+    source, target = predecessors(program, lanes)
     order = np.argsort(target, kind="stable")
     offset = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=len(program)))])
     return Ragged(offset.astype(np.int64), source[order])
@@ -103,23 +171,14 @@ def _lane_pairs(program: Program, nodes: np.ndarray) -> np.ndarray:
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-def _followers(preds: Ragged) -> Ragged:
-    """The reverse of ``preds``: row n lists the nodes that wait for n."""
-    counts = np.bincount(preds.data, minlength=len(preds))
-    owner = np.repeat(np.arange(len(preds)), np.diff(preds.offset))
-    offset = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return Ragged(offset, owner[np.argsort(preds.data, kind="stable")])
-
-
-def _stuck(graph: Graph, matches: Matches, preds: Ragged, steps: list[int], gates: list[Release]) -> PrismError:
+def _stuck(graph: Graph, matches: Matches, order: Order) -> PrismError:
     """What each rank waits in: the nodes that have arrived in a match whose other members have not."""
-    arrived = np.zeros(len(preds), bool)
-    done = np.array(steps, np.int64)
-    arrived[done[done >= 0]] = True
+    arrived = np.zeros(len(order.owner), bool)
+    arrived[order.steps[order.steps >= 0]] = True
     held = arrived & (matches.of_node >= 0)
-    for step in steps:
-        if step < 0:
-            held[gates[-step - 1][1]] = False
+    gone = np.zeros(len(order.releases), bool)
+    gone[-order.steps[order.steps < 0] - 1] = True
+    held[order.releases.leavers.data[np.repeat(gone, np.diff(order.releases.leavers.offset))]] = False
     waiting = np.flatnonzero(held)
     if not len(waiting):  # no communication is to blame: edges of one rank run in a circle
         waiting = np.flatnonzero(~arrived)

@@ -2,13 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+
 from prism_tools.graph.match import Matches
-from prism_tools.graph.model import Graph
+from prism_tools.graph.model import Graph, Ragged
 from prism_tools.graph.schema import Match
 
 Release = tuple[list[int], list[int]]  # arrivals, leavers (flat nodes): the leavers go once all the arrivals have come
 
+
+@dataclass
+class Releases:
+    """The releases of all matches: rows of flat nodes (int64). ``releases[k]`` is the k-th. In the first ``together``
+    all the arrivals are the leavers; each of the others has one leaver."""
+
+    arrivals: Ragged
+    leavers: Ragged
+    together: int
+
+    def __len__(self) -> int:
+        return len(self.arrivals)
+
+    def __getitem__(self, k: int) -> Release:
+        return self.arrivals[k].tolist(), self.leavers[k].tolist()
+
+
 _WITH_ROOT = tuple(int(kind) for kind in (Match.ROOT_FIRST, Match.ROOT_LAST, Match.ROOTED, Match.TREE))
+
+
+def all_releases(graph: Graph, matches: Matches) -> Releases:
+    """The releases of all matches: of those that everybody leaves together, then of eager pairs, then of the others."""
+    size = np.diff(matches.members.offset)
+    eager = (matches.kind == Match.EAGER) & (size == 2)
+    rooted = np.isin(matches.kind, _WITH_ROOT)
+    together = _rows(matches.members, np.flatnonzero(~eager & ~rooted))
+    pairs = matches.members.data[matches.members.offset[:-1][eager][:, None] + [0, 0, 1]]  # sender | sender, receiver
+    rest = [release for match in np.flatnonzero(rooted).tolist() for release in releases(graph, matches, match)]
+    arrivals = [together, Ragged(_offset(np.tile([1, 2], len(pairs))), pairs.reshape(-1))]
+    leavers = [together, Ragged(_offset(np.ones(2 * len(pairs), np.int64)), pairs[:, [0, 2]].reshape(-1))]
+    for parts, side in ((arrivals, 0), (leavers, 1)):
+        parts.append(Ragged.from_rows([release[side] for release in rest], np.int64))
+    return Releases(joined(arrivals), joined(leavers), len(together))
+
+
+def _rows(ragged: Ragged, chosen: np.ndarray) -> Ragged:
+    size = np.diff(ragged.offset)[chosen]
+    offset = _offset(size)
+    at = np.arange(offset[-1]) + np.repeat(ragged.offset[:-1][chosen] - offset[:-1], size)
+    return Ragged(offset, ragged.data[at])
+
+
+def joined(parts: list[Ragged]) -> Ragged:
+    """The rows of all parts, one after the other."""
+    size = np.concatenate([np.diff(part.offset) for part in parts])
+    return Ragged(_offset(size), np.concatenate([part.data for part in parts]))
+
+
+def _offset(size: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
 
 
 def releases(graph: Graph, matches: Matches, match: int) -> list[Release]:
@@ -54,4 +107,5 @@ def root_of(graph: Graph, matches: Matches, match: int) -> list[int]:
     members = matches.members[match].tolist()
     place = int(graph.program_of(matches.rank_of(members[0])).root[matches.node_of(members[0])])
     rank = int(graph.groups.members[int(matches.group[match])][place])
+    rank = int(matches.classes.lowest[matches.classes.of_rank[rank]])
     return [member for member in members if matches.rank_of(member) == rank]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from prism_tools.graph.members import Members
 from prism_tools.graph.model import Graph, Program, Ragged, Timing
 from prism_tools.graph.names import ranks_text
 from prism_tools.graph.schema import (
@@ -111,39 +112,58 @@ def edges_forward(graph: Graph) -> list[str]:
 
 def groups_legal(graph: Graph) -> list[str]:
     """Groups have members that exist, each once; every communication's slot leads to a group with this rank in it."""
-    lines = []
-    for name, members in zip(graph.groups.name, graph.groups.members, strict=True):
-        if not len(members) or _outside(members, 0, graph.world_size) or len(np.unique(members)) < len(members):
-            lines.append(f"group {name}: its members are not ranks, each once")
+    lines, members = [], Members(graph)
+    bad = (members.rank < 0) | (members.rank >= graph.world_size) | members.repeated
+    bad_groups = (np.bincount(members.group, bad, len(graph.groups)) > 0) | (members.size == 0)
+    for group in np.flatnonzero(bad_groups).tolist():
+        lines.append(f"group {graph.groups.name[group]}: its members are not ranks, each once")
     if len(graph.ranks.slots) != graph.world_size:
         lines.append("ranks: not every rank has a list of groups")
+    strange = np.flatnonzero((members.slot_group < 0) | (members.slot_group >= len(graph.groups)))
+    if len(strange):
+        rank = np.searchsorted(members.slot_start, strange[0], side="right") - 1
+        lines.append(f"rank {rank}: its list of groups names some that do not exist")
     if lines:
         return lines
-    member_sets = [set(members.tolist()) for members in graph.groups.members]
-    limits = [_slot_limits(program) for program in graph.programs]
-    for rank in range(graph.world_size):
-        slots, limit = graph.ranks.slots[rank], limits[graph.ranks.program[rank]]
-        if _outside(slots, 0, len(member_sets)):
-            lines.append(f"rank {rank}: its list of groups names some that do not exist")
-            continue
-        for slot, (peer, root, known) in limit.items():
-            if not 0 <= slot < len(slots):
-                lines.append(f"rank {rank}: communication in group slot {slot}; it has {len(slots)} groups")
-            elif rank not in member_sets[slots[slot]]:
-                lines.append(f"rank {rank}: communication in group {graph.groups.name[slots[slot]]}; it is no member")
-            elif not known or max(peer, root) >= len(member_sets[slots[slot]]):
-                lines.append(f"rank {rank}: peer or root outside group {graph.groups.name[slots[slot]]}")
+    for p, program in enumerate(graph.programs):
+        ranks = np.flatnonzero(graph.ranks.program == p)
+        for slot, limit in _slot_limits(program).items():
+            lines += _slot_problems(graph, members, ranks, slot, limit)
     return lines
+
+
+def _slot_problems(
+    graph: Graph, members: Members, ranks: np.ndarray, slot: int, limit: tuple[int, int, bool]
+) -> Iterator[str]:
+    """Problems of ``ranks``, which all communicate in ``slot``."""
+    peer, root, known = limit
+    counts = np.diff(members.slot_start)[ranks]
+    short = np.flatnonzero((slot < 0) | (slot >= counts))
+    if len(short):
+        has = f"it has {counts[short[0]]} groups"
+        yield f"rank {ranks[short[0]]}: communication in group slot {slot}; {has}{_more(short)}"
+        return
+    group = members.in_slot(ranks, slot)
+    stranger = members.place(group, ranks) < 0
+    for bad, problem in (
+        (stranger, "communication in group {}; it is no member"),
+        (~stranger & ((max(peer, root) >= members.size[group]) | (not known)), "peer or root outside group {}"),
+    ):
+        found = np.flatnonzero(bad)
+        if len(found):
+            name = graph.groups.name[group[found[0]]]
+            yield f"rank {ranks[found[0]]}: {problem.format(name)}{_more(found)}"
 
 
 def _class_rows(graph: Graph, name: str, columns: tuple[str, ...]) -> list[str]:
     """Problems of a part that has one row for each class of ranks."""
     part = getattr(graph, name)
-    lengths = [{len(getattr(part, column)[k]) for column in columns} for k in range(len(getattr(part, columns[0])))]
-    if len(part.row) != graph.world_size or _outside(part.row, 0, len(lengths)):
-        return [f"{name}: ranks name rows outside 0-{len(lengths) - 1}"]
-    wrong = [r for r in range(graph.world_size) if lengths[part.row[r]] != {len(graph.program_of(r))}]
-    return [f"{name}: the rows of ranks {ranks_text(wrong)} do not have one entry for each node"] if wrong else []
+    lengths = np.array([[len(row) for row in getattr(part, column)] for column in columns], np.int64)
+    if len(part.row) != graph.world_size or _outside(part.row, 0, lengths.shape[1]):
+        return [f"{name}: ranks name rows outside 0-{lengths.shape[1] - 1}"]
+    nodes = np.array([len(program) for program in graph.programs], np.int64)[graph.ranks.program]
+    wrong = np.flatnonzero((lengths[:, part.row] != nodes).any(axis=0))
+    return [f"{name}: the rows of ranks {ranks_text(wrong)} do not have one entry for each node"] if len(wrong) else []
 
 
 def timings(graph: Graph) -> list[tuple[str, Timing]]:

@@ -39,6 +39,51 @@ def random_graph(rng: random.Random, ranks: int = 0, events: int = 0, iterations
     return build(ranks, groups, lambda rank: nodes[rank])
 
 
+def random_replicas(rng: random.Random) -> tuple[Graph, int]:
+    """A random program of a few ranks in some copies: rank c * n + r is copy c of rank r. Returns the graph and n.
+
+    Groups are within a copy, across all copies of a rank, or all ranks; copies also pass things round in a ring.
+    """
+    count, copies = rng.randint(1, 4), rng.randint(1, 5)
+    across = {f"dp{r}": [c * count + r for c in range(copies)] for r in range(count)}
+    within = {f"mp{c}": [c * count + r for r in range(count)] for c in range(copies)}
+    groups = {"world": list(range(count * copies)), **across, **within}
+    nodes: list[list[Node]] = [[] for _ in range(count * copies)]
+    waiting: list[list[str]] = [[] for _ in nodes]
+    for k in range(2 * rng.randint(1, 5)):
+        kind, r, op = rng.choice(("world", "dp", "mp", "pair", "ring")), rng.randrange(count), rng.choice(COLLECTIVES)
+        root, later, peer = rng.random(), rng.random() < 0.4, (r + 1) % count
+        for c in range(copies):
+            if kind == "pair" and count > 1:
+                _pass_on(nodes, f"mp{c}", c * count + r, c * count + peer, f"p{k}.{c}")
+            elif kind == "ring" and copies > 1:
+                _pass_on(nodes, f"dp{r}", c * count + r, (c + 1) % copies * count + r, f"p{k}.{c}", waiting, batch=k)
+        chosen = {"world": ["world"], "dp": [f"dp{r}"], "mp": list(within)}.get(kind, [])
+        for group in chosen:
+            members = groups[group]
+            rooted = members[int(root * len(members))] if op in ("broadcast", "scatter", "reduce", "gather") else -1
+            for rank in members:
+                nodes[rank] += [compute(), comm(op, group, 64, root=rooted, name=f"c{k}", is_async=later)]
+                if later:
+                    waiting[rank].append(f"c{k}")
+        if k % 2:
+            for rank, mine in enumerate(nodes):
+                _wait(mine, waiting[rank])
+                mine += [compute(), step()]
+    return build(len(nodes), groups, lambda rank: nodes[rank], rng.choice(("gloo", "nccl"))), count
+
+
+def _pass_on(
+    nodes: list, group: str, source: int, target: int, name: str, waiting: list | None = None, batch: int = -1
+) -> None:
+    """A send with its receive; with ``waiting`` asynchronous ones, else both block."""
+    later = waiting is not None
+    for rank, op, peer in ((source, "send", target), (target, "recv", source)):
+        nodes[rank] += [compute(), comm(op, group, 64, peer=peer, name=op + name, is_async=later, batch=batch)]
+        if waiting is not None:
+            waiting[rank].append(op + name)
+
+
 def _wait(mine: list[Node], names: list[str]) -> None:
     mine += [compute(), wait(*names)]
     names.clear()

@@ -103,10 +103,10 @@ def splits(graph):
     ("damage", "line"),
     [
         (edges, "edges_forward: program 0: edge 8-7 does not lead forward (11 more like it)"),
-        (slot, "groups_legal: rank 0: communication in group slot 3; it has 3 groups"),
+        (slot, "groups_legal: rank 0: communication in group slot 3; it has 3 groups (3 more like it)"),
         (member, "groups_legal: rank 0: communication in group tp0; it is no member"),
         (twice, "groups_legal: group tp0: its members are not ranks, each once"),
-        (root, "groups_legal: rank 0: peer or root outside group world"),
+        (root, "groups_legal: rank 0: peer or root outside group world (3 more like it)"),
         (kind, "columns_legal: program 0: node 0 has a kind and an operation that do not belong together"),
         (lane, "columns_legal: lanes: the first one is not the host's"),
         (values, "offsets_in_range: values 1: its columns are not equally long, or its splits do not fit"),

@@ -1,0 +1,68 @@
+"""Who is in which group, at which place and by which slot: all groups as flat arrays."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from prism_tools.graph.model import Graph
+
+
+class Members:
+    """The members of all groups one after the other: ``group`` and ``rank`` (global) of each; ``repeated``: it was in
+    the same group before. ``start``, ``size``: where each group's members begin, and how many.
+    ``slot_group[slot_start[r] + s]``: the group that rank r has in slot s; ``slot``: of each member, the first in which
+    its rank has the group, -1: in none.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._width = graph.world_size
+        self.size = _lengths(graph.groups.members)
+        self.start = np.cumsum(self.size) - self.size
+        self.rank = concatenated(graph.groups.members)
+        self.group = np.repeat(np.arange(len(self.size)), self.size)
+        self.slot_start = np.concatenate([[0], np.cumsum(_lengths(graph.ranks.slots))])
+        self.slot_group = concatenated(graph.ranks.slots)
+        keys = self.group * self._width + self.rank
+        self._order = np.argsort(keys, kind="stable")
+        self._keys = keys[self._order]
+        self.repeated = np.zeros(len(keys), bool)
+        self.repeated[self._order[1:]] = self._keys[1:] == self._keys[:-1]
+
+    def place(self, group: np.ndarray, rank: np.ndarray) -> np.ndarray:
+        """Group rank of each (group, global rank); -1 where the rank is no member."""
+        at = self._find(group, rank)
+        return np.where(at >= 0, at - self.start[group], -1) if len(self._keys) else at
+
+    def in_slot(self, rank: np.ndarray, slot: np.ndarray | int) -> np.ndarray:
+        """The group that each rank has in a slot."""
+        return self.slot_group[self.slot_start[rank] + slot]
+
+    def _find(self, group: np.ndarray, rank: np.ndarray) -> np.ndarray:
+        """Index of each (group, global rank) among all members; -1: none."""
+        if not len(self._keys):
+            return np.full(len(rank), -1)
+        wanted = group * self._width + rank
+        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+        return np.where(self._keys[at] == wanted, self._order[at], -1)
+
+    @cached_property
+    def slot(self) -> np.ndarray:
+        counts = np.diff(self.slot_start)
+        rank = np.repeat(np.arange(len(counts)), counts)
+        slot = np.arange(len(rank)) - np.repeat(self.slot_start[:-1], counts)
+        at = self._find(self.slot_group, rank)
+        found = np.full(len(self.rank), -1)
+        known = np.flatnonzero(at >= 0)[::-1]  # the first slot is written last
+        found[at[known]] = slot[known]
+        return found
+
+
+def _lengths(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.fromiter(map(len, arrays), np.int64, len(arrays))
+
+
+def concatenated(arrays: list[np.ndarray]) -> np.ndarray:
+    """The arrays one after the other, int64."""
+    return np.concatenate(arrays).astype(np.int64) if arrays else np.empty(0, np.int64)

@@ -1,0 +1,63 @@
+"""prism-calibrate on files that cannot be solved: one line that names what is wrong, and no output."""
+
+import numpy as np
+import pytest
+
+from prism_tools.graph import file
+from tests import tools
+from tests.bench import clusters
+from tests.graph.builder import add_timing, build, comm, compute, step
+
+
+def backwards():
+    graph = build(1, {"w": [0]}, lambda rank: [compute(), compute(), step()])
+    add_timing(graph, {0: [(0, 0, 0, 9), (9, 9, 9, 4), (9, 9, 9, 9)]})
+    return graph
+
+
+def unmeasured():
+    graph = build(2, {"w": [0, 1]}, lambda rank: [compute()] * (1 + rank) + [comm("barrier", "w")])
+    add_timing(graph, {0: [(0, 0, 0, 1), (1, 1, 1, 2)]})
+    return graph
+
+
+def with_durations(nodes):
+    graph = build(2, {"w": [0, 1]}, nodes)
+    graph.durations = clusters.durations(graph, np.arange(2))
+    return graph
+
+
+def circle():
+    order = [["send", "recv"], ["send", "recv"]]
+    return with_durations(lambda rank: [comm(op, "w", 8, peer=1 - rank, at=f"ring.py:{rank} go") for op in order[rank]])
+
+
+def unmatched():
+    return with_durations(lambda rank: [comm("send", "w", 8, peer=1, at="p.py:3 f")] if rank == 0 else [compute()])
+
+
+BAD = {
+    circle: "operations wait for each other: rank 0 send on w (ring.py:0 go) waits for rank 1; rank 1 send on w "
+    "(ring.py:1 go) waits for rank 0; ",
+    unmatched: "rank 0 send to rank 1 on w, node 0 (p.py:3 f): rank 1 has no receive for it; ",
+    unmeasured: "ranks 1 were never measured; ",
+    backwards: "timing row 0: rank 0 compute (node 1) ends before it starts, or starts before 0; a clock went backwards, ",
+    lambda: build(1, {}, lambda rank: [compute()]): "no rank was ever measured; ",
+}
+
+
+@pytest.mark.parametrize("graph", BAD)
+def test_what_cannot_be_solved_is_one_line(graph, tmp_path):
+    file.write(graph(), tmp_path / "in.h5")
+    error = tools.run("calibrate", "in.h5", "-o", "out.h5", cwd=tmp_path, expect=1).stderr
+    assert error.startswith(f"prism-calibrate: {BAD[graph]}") and error.count("\n") == 1
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_durations_without_measurements_are_solved(tmp_path):
+    graph = clusters.build(clusters.Cluster())
+    graph.durations = clusters.durations(graph, np.arange(graph.world_size))
+    file.write(graph, tmp_path / "in.h5")
+    tools.run("calibrate", "in.h5", "-o", "out.h5", cwd=tmp_path)
+    solved = file.read(tmp_path / "out.h5")
+    assert solved.stage == "calibrated" and solved.timeline.iteration_time_ns > 0
