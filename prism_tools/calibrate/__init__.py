@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from prism_tools.calibrate.durations import durations
 from prism_tools.calibrate.schedule import timeline
+from prism_tools.calibrate.steady import steady_state
 from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Graph
 from prism_tools.graph.order import dependency_order
 
 
 def calibrate(graph: Graph) -> Graph:
-    """``graph`` with durations and timeline, at stage "calibrated".
+    """``graph`` with durations, timeline and steady state, at stage "calibrated".
 
     PrismError if ranks were never measured, or the graph has no consistent order.
     """
@@ -20,4 +21,5 @@ def calibrate(graph: Graph) -> Graph:
     order = dependency_order(graph, matches)
     known = durations(graph, matches)
     solved = timeline(graph, matches, order, known)
-    return replace(graph, stage="calibrated", durations=known, timeline=solved)
+    steady = steady_state(graph, matches, order, known)
+    return replace(graph, stage="calibrated", durations=known, timeline=solved, steady=steady)
