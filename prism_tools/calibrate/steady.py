@@ -91,7 +91,8 @@ def _averaged(graph: Graph, durations: Durations, template: _Template) -> Durati
     """``durations``, in which the nodes of the template take the mean of their places."""
     known: dict[tuple[int, int], int] = {}
     row = durations.row.copy()
-    own, tail = [], []
+    own: list[np.ndarray] = []
+    tail: list[np.ndarray] = []
     for rank, number in enumerate(graph.ranks.program.tolist()):
         key = int(durations.row[rank]), number
         if key not in known:
@@ -119,8 +120,8 @@ def _recurrence(
         if not inside[members].all():
             return f"{_text(graph, matches, int(members[inside[members]][0]))} meets another iteration"
     steps = [s for s in order.steps if inside[s if s >= 0 else order.releases[-s - 1][1][0]]]
-    last = np.array([starts[number] - starts[number - 1] for starts in template.first], np.int64)  # length of the one before
-    shift = np.repeat(last[graph.ranks.program], np.diff(matches.base))
+    before = np.array([starts[number] - starts[number - 1] for starts in template.first], np.int64)
+    shift = np.repeat(before[graph.ranks.program], np.diff(matches.base))
     where: dict[int, int] = {}
     wanted: list[list[int]] = []
     delays: list[int] = []
@@ -136,10 +137,10 @@ def _recurrence(
         where[target] = len(wanted)
         wanted.append(row)
         delays.append(delay)
-    carried = sorted({-1 - source for row in wanted for source in row if source < 0})
+    carried = sorted({-1 - place for row in wanted for place in row if place < 0})
     slot = {variable: len(wanted) + k for k, variable in enumerate(carried)}
-    sources = [[source if source >= 0 else slot[-1 - source] for source in row] for row in wanted]
-    return Recurrence(sources, delays, [where[variable] for variable in carried]), list(where)
+    rows = [[place if place >= 0 else slot[-1 - place] for place in row] for row in wanted]
+    return Recurrence(rows, delays, [where[variable] for variable in carried]), list(where)
 
 
 def _text(graph: Graph, matches: Matches, flat: int) -> str:

@@ -41,7 +41,9 @@ def test_the_slower_rank_s_way_from_barrier_to_barrier():
     found = steady(graph, [[10, 5, 1, 0] * 3, [30, 5, 2, 0] * 3])
     assert (found.problem, found.total_ns, found.iterations) == ("", 37, 1)
     assert path(found) == [(1, 8), (1, 9), (1, 10), (1, 11)]
-    assert (found.since, found.period) == (1, 1), "in iteration 0 rank 1 begins together with rank 0, later 1 ns after it"
+    assert (found.since, found.period) == (1, 1), (
+        "in iteration 0 rank 1 begins together with rank 0, later 1 ns after it"
+    )
 
 
 def test_a_cycle_through_two_iterations_has_a_fraction_as_its_mean():
@@ -116,7 +118,10 @@ def largest_mean(graph, matches, durations):
     walks = [np.zeros(len(here), np.int64)]
     for _ in here:
         walks.append((matrix + walks[-1]).max(axis=1))
-    means = [min(Fraction(int(walks[-1][v] - w[v]), len(here) - j) for j, w in enumerate(walks[:-1])) for v in range(len(here))]
+    means = [
+        min(Fraction(int(walks[-1][v] - w[v]), len(here) - j) for j, w in enumerate(walks[:-1]))
+        for v in range(len(here))
+    ]
     return max(means)
 
 

@@ -19,8 +19,8 @@ OPTIONS = {
     "slice merge": "files --output",
     "slice probe": "file --size --output --repeats",
     "slice invariance": "file --size --delay --seed --trust",
-    "calibrate": "file --output",
-    "replay": "file --ranks --output --trust",
+    "calibrate": "file --output --realign --scale --set --delay --ideal",
+    "replay": "file --ranks --output --scale --set --delay --trust",
     "inspect": "",
     "inspect summary": "file --partial",
     "inspect ranks": "file --partial --format",
@@ -140,6 +140,16 @@ def usage_error(capsys, tool, *argv):
         (
             ["replay", "-r", "3-1", "a.h5"],
             "prism-replay: argument -r/--ranks: '3-1' is no list of ranks such as 0-3,8; see prism-replay --help\n",
+        ),
+        (
+            ["calibrate", "--scale", "op=send=2ms", "a.h5"],
+            "prism-calibrate: argument --scale: 'op=send=2ms': '2ms' is no factor such as 0.8;"
+            " see prism-calibrate --help\n",
+        ),
+        (
+            ["replay", "-r", "0", "--delay", "bank=3=2ms", "a.h5"],
+            "prism-replay: argument --delay: 'bank=3=2ms': 'bank=3' is no op=…, group=…, lane=…, rank=…, at=…, kind=… or"
+            " iteration=…; see prism-replay --help\n",
         ),
         (
             ["inspect", "timeline", "a.h5", "-o", "a.gif"],
