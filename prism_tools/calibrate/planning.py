@@ -100,7 +100,7 @@ def plan(graph: Graph, changes: Sequence[Change], real: Collection[int] = ()) ->
     fixed = _fixed(graph, planner.matches, nodes, real)
     for change in changes:
         chosen = _chosen(nodes, change)
-        if not (chosen & ~fixed).any():
+        if chosen.any() and not (chosen & ~fixed).any():
             raise PrismError(
                 f"{change.text}: ranks {ranks_text(real)} run for real in this replay; select virtual ranks"
             )

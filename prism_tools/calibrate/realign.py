@@ -157,7 +157,7 @@ def _other_group(graph: Graph, new: Graph, rank: int) -> int:
 
 
 def _what(graph: Graph, rank: int, node: int) -> str:
-    """ "all_reduce 4,096 B on [0,1] (gpt.py:77 forward)": the node, or the communication after a span."""
+    """ "all_reduce 4,096 B on gloo 0-1 (gpt.py:77 forward)": the node, or the communication after a span."""
     program = graph.program_of(rank)
     ahead = np.flatnonzero(program.kind[node:] != Kind.COMPUTE)
     if not len(ahead):
@@ -166,6 +166,8 @@ def _what(graph: Graph, rank: int, node: int) -> str:
     kind, site = Kind(int(program.kind[node])), callsite_text(graph, rank, node)
     text = kind.name.lower() if kind == Kind.WAIT else op_text(int(program.op[node]))
     if kind == Kind.COMM:
-        members = graph.groups.members[int(graph.ranks.slots[rank][program.slot[node]])]
-        text += f" {int(graph.values_of(rank).bytes[node]):,} B on {ranks_text(members.tolist())}"
+        group = int(graph.ranks.slots[rank][program.slot[node]])
+        members = graph.groups.members[group].tolist()
+        where = ranks_text(members) if members == sorted(members) else ",".join(map(str, members))
+        text += f" {int(graph.values_of(rank).bytes[node]):,} B on {graph.groups.backend[group]} {where}"
     return f"{text} ({site})" if site else text

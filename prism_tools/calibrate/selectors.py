@@ -121,7 +121,7 @@ class Nodes:
         """Number in the column → what it is called, the name to show first."""
         graph = self.graph
         if key == "kind":
-            return {int(kind): [kind.name.lower()] for kind in Kind}
+            return {kind: [Kind(kind).name.lower()] for kind in np.unique(self.kind).tolist()}
         if key == "op":
             return {op: [op_text(op)] for op in np.unique(self._column["op"][self.kind == Kind.COMM]).tolist()}
         if key == "lane":
@@ -149,14 +149,12 @@ class Nodes:
 
 
 def _sites(program: Program) -> np.ndarray:
-    """Each node's call site; a compute span has that of the next node on its lane that has one: what it leads to."""
+    """Each node's call site; a compute span has that of the call it leads to: of the next node that has one."""
     sites = program.callsite.astype(np.int64)
-    for lane in np.unique(program.lane):
-        nodes = np.flatnonzero(program.lane == lane)[::-1]
-        known = sites[nodes] >= 0
-        latest = np.maximum.accumulate(np.where(known, np.arange(len(nodes)), -1))
-        spans = (program.kind[nodes] == Kind.COMPUTE) & ~known & (latest >= 0)
-        sites[nodes[spans]] = sites[nodes[latest[spans]]]
+    known = np.flatnonzero(sites >= 0)
+    following = np.append(known, -1)[np.searchsorted(known, np.arange(len(sites)))]
+    spans = (program.kind == Kind.COMPUTE) & (following >= 0)
+    sites[spans] = sites[following[spans]]
     return sites
 
 
