@@ -6,7 +6,7 @@ import math
 
 from prism_tools.analyze.text import with_interval
 from prism_tools.graph.model import Graph, Steady
-from prism_tools.graph.names import callsite_text
+from prism_tools.graph.names import sites_of
 from prism_tools.graph.schema import UNKNOWN
 
 
@@ -28,12 +28,14 @@ def cycle_path(graph: Graph, steady: Steady) -> str:
     A line that repeats (a loop) is named once in a row; what has no call site only counts for its rank.
     """
     parts: list[tuple[int, list[str]]] = []
+    sites_by_program = [sites_of(program) for program in graph.programs]
     last = ""
     for rank, node in steady.critical.tolist():
         if not parts or parts[-1][0] != rank:
             parts.append((rank, []))
-        site = callsite_text(graph, rank, node).partition(" ")[0]
-        if not site or site == last:
+        number = int(sites_by_program[graph.ranks.program[rank]][node])
+        site = graph.strings[number].partition(" ")[0] if number >= 0 else ""
+        if site in ("", "?", last):
             continue
         file = site.partition(":")[0]
         parts[-1][1].append(site.removeprefix(file) if last.startswith(f"{file}:") else site)

@@ -85,6 +85,7 @@ class Planner:
         steady = steady_state(self.graph, self.matches, self._order, self.durations)
         solved, (known, first) = self._solved, self._first
         graph = replace(self.graph, stage="calibrated", durations=self.durations, timeline=solved, steady=steady)
+        graph.replay = None  # it was one of the graph before
         half = _half(self.matches, (known, first), (self.durations, solved))
         return graph, Gain(_length(first), _length(solved), half, self._parts, len(first.iteration_ns))
 
@@ -129,11 +130,13 @@ def _chosen(nodes: Nodes, change: Change) -> np.ndarray:
 
 
 def _first_spans(nodes: Nodes, chosen: np.ndarray) -> np.ndarray:
-    """The first of the ``chosen`` compute spans of each rank and iteration, on the lane where the rank computes."""
+    """The first of the ``chosen`` compute spans of each rank and iteration (without iterations: of the rank), on the lane
+    where the rank computes."""
     graph = nodes.graph
     lane = [computing_lanes(graph.lanes, program.lane)[0] for program in graph.programs]
     on_lane = nodes.lane == np.array(lane)[graph.ranks.program[nodes.rank]]
-    able = np.flatnonzero(chosen & on_lane & (nodes.segment >= 0))
+    inside = nodes.segment >= 0 if graph.iterations() else np.ones(len(chosen), bool)
+    able = np.flatnonzero(chosen & on_lane & inside)
     key = nodes.rank[able] * (int(nodes.segment.max(initial=0)) + 1) + nodes.segment[able]
     first = np.zeros(len(chosen), bool)
     first[able[np.unique(key, return_index=True)[1]]] = True

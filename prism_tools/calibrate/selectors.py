@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prism_tools.errors import PrismError
-from prism_tools.graph.model import Graph, Program
-from prism_tools.graph.names import op_text, ranks_text
+from prism_tools.graph.model import Graph
+from prism_tools.graph.names import op_text, ranks_text, sites_of
 from prism_tools.graph.schema import Kind
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Nodes:
         }
         self.kind, self.lane, self.segment = (self._column[name] for name in ("kind", "lane", "segment"))
         self._column["rank"] = self.rank = np.repeat(np.arange(graph.world_size), np.diff(matches.base))
-        sites = [_sites(program) for program in graph.programs]
+        sites = [sites_of(program) for program in graph.programs]
         self._column["callsite"] = np.concatenate([empty, *(sites[p] for p in graph.ranks.program)])
         self._column["group"] = np.full(len(self.rank), -1)
         met = np.flatnonzero(matches.of_node >= 0)
@@ -148,20 +148,11 @@ class Nodes:
         return "no node is all of this at once; see prism-inspect nodes"
 
 
-def _sites(program: Program) -> np.ndarray:
-    """Each node's call site; a compute span has that of the call it leads to: of the next node that has one."""
-    sites = program.callsite.astype(np.int64)
-    known = np.flatnonzero(sites >= 0)
-    following = np.append(known, -1)[np.searchsorted(known, np.arange(len(sites)))]
-    spans = (program.kind == Kind.COMPUTE) & (following >= 0)
-    sites[spans] = sites[following[spans]]
-    return sites
-
-
 def _site_names(site: str) -> list[str]:
-    """ "train.py:41 step" whole, and by its parts: line, file, function."""
+    """ "models/gpt.py:41 step" whole, and by its parts: line and file, with and without folders, and function."""
     line, _, function = site.partition(" ")
-    return [site, line, line.rpartition(":")[0], function]
+    places = [line, line.rpartition(":")[0]]
+    return [site, *places, *(place.rpartition("/")[2] for place in places), function]
 
 
 def _match(names: list[str], patterns: list[str]) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
     from prism_tools.graph.order import Order
 
-HORIZON = 1000  # iterations in which the period is looked for
+HORIZON = 200  # iterations in which the period is looked for
 ALIKE = ("kind", "op", "lane", "slot", "peer", "root")  # columns in which nodes of the same place agree
 
 

@@ -48,7 +48,8 @@ def _calibrate(options: argparse.Namespace) -> None:
     graph = common.read_graph(options)
     gains = []
     if options.realign:
-        graph, gain = realign(graph, file.read(options.realign), options.realign)
+        name = "standard input" if options.realign == "-" else options.realign
+        graph, gain = realign(graph, file.read(options.realign), name)
         gains.append(gain)
     if options.changes:
         graph, gain = plan(graph, options.changes)

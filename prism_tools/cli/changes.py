@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prism_tools.calibrate.planning import Change, Gain
 
+MOST = 10**15  # ns, eleven days; the largest factor is 10**6: sums of what they make fit int64
 UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 SELECTORS = """A selector is a list of KEY=VALUES words, all of which must hold. The keys are op, group (name or mesh
 dimension), lane, rank, at (a call site: the file, FILE:LINE, or the function; a compute span has the
@@ -80,24 +81,25 @@ def _ideal(text: str) -> Change:
 
 
 def _factor(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
+    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text) or float(text) > MOST / 10**9:
         raise ValueError(f"{text!r} is no factor such as 0.8")
     return float(text)
 
 
 def _time(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ns|us|ms|s)", text)
-    if not match:
+    time = round(float(match[1]) * UNITS[match[2]]) if match else -1
+    if not 0 <= time <= MOST:
         raise ValueError(f"{text!r} is no time such as 2ms")
-    return round(float(match[1]) * UNITS[match[2]])
+    return time
 
 
 def gain_text(gain: Gain) -> str:
     """ "iteration 182.41 → 184.93 ms (+2.52 ± 0.6)", then a line for each step; changes in ms."""
     from prism_tools.analyze.text import milliseconds
 
-    before, after = milliseconds(gain.before), milliseconds(gain.after)
-    decimals = len(after.partition(".")[2])
+    decimals = len(milliseconds(max(gain.before, gain.after)).partition(".")[2])
+    before, after = (f"{ns / 1e6:,.{decimals}f}" for ns in (gain.before, gain.after))
     half = "?" if math.isnan(gain.half) else f"{gain.half / 1e6:.{decimals - 1}f}"
     what = "iteration" if gain.counted else "run"
     lines = [f"{what} {before} → {after} ms ({_signed(gain.after - gain.before, decimals)} ± {half})"]

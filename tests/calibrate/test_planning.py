@@ -107,6 +107,7 @@ def test_without_iterations_the_whole_run_is_compared():
     graph = build(1, {"world": [0]}, lambda rank: [compute(), comm("barrier", "world"), compute()])
     _, gain = plan(calibrated(graph, given_durations([[10, 1, 2]])), [change("scale", "0=0.5")])
     assert (gain.before, gain.after, gain.counted, math.isnan(gain.half)) == (13, 7, 0, True)
+    assert plan(graph, [change("delay", "0=5")])[1].after == 18, "once, at its beginning"
 
 
 def test_the_half_width_is_of_what_differs():

@@ -8,7 +8,7 @@ import pytest
 from prism_tools.calibrate.selectors import Nodes, parse_selector
 from prism_tools.errors import PrismError
 from prism_tools.graph.match import find_matches
-from tests.graph.builder import build, compute, train4
+from tests.graph.builder import build, comm, compute, train4
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,20 @@ def test_what_is_selected(text, wanted, nodes):
 def test_nothing_is_an_error_that_says_what_there_is(text, reason, nodes):
     with pytest.raises(PrismError, match=re.escape(f"{text!r} selects nothing: {reason}")):
         nodes.select(parse_selector(text))
+
+
+def test_call_sites_in_folders():
+    graph = build(1, {"w": [0]}, lambda rank: [compute(), comm("barrier", "w", at="models/gpt.py:41 forward")])
+    nodes = Nodes(graph, find_matches(graph))
+    for text in (
+        "at=gpt.py",
+        "at=gpt.py:41",
+        "at=models/gpt.py",
+        "at=models/*",
+        "at=forward",
+        "at=gpt.py,x.py op=barrier",
+    ):
+        assert nodes.select(parse_selector(text)).tolist() == [False, True], text
 
 
 def test_kinds_that_the_file_has():

@@ -44,7 +44,7 @@ def test_plans_of_sliced_graphs_and_of_plans(sums, tmp_path):
     run("calibrate", "--ideal", "comm", sums["sliced"], "-o", "comm.h5", cwd=tmp_path)
     done = run("calibrate", "--scale", "kind=compute,mark=0", "comm.h5", "-o", "none.h5", cwd=tmp_path)
     nothing = file.read(tmp_path / "none.h5")
-    assert nothing.timeline.iteration_time_ns == 0 and LINE.match(done.stderr)[2] == "0.0000"
+    assert nothing.timeline.iteration_time_ns == 0 and re.fullmatch("0.0+", LINE.match(done.stderr)[2])
     assert [row["argv"].split()[1] for row in nothing.provenance[-2:]] == ["--ideal", "--scale"]
 
 

@@ -147,6 +147,11 @@ def usage_error(capsys, tool, *argv):
             " see prism-calibrate --help\n",
         ),
         (
+            ["calibrate", "--set", "3=9999999999s", "a.h5"],
+            "prism-calibrate: argument --set: '3=9999999999s': '9999999999s' is no time such as 2ms;"
+            " see prism-calibrate --help\n",
+        ),
+        (
             ["replay", "-r", "0", "--delay", "bank=3=2ms", "a.h5"],
             "prism-replay: argument --delay: 'bank=3=2ms': 'bank=3' is no op=…, group=…, lane=…, rank=…, at=…, kind=… or"
             " iteration=…; see prism-replay --help\n",
