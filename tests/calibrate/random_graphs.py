@@ -107,6 +107,16 @@ def periodic_graph(rng: random.Random, iterations: int, ranks: int = 0, events: 
         for rank in range(ranks):
             if waiting[rank] and rng.random() < 0.3:
                 _wait(once[rank], waiting[rank])
+    ring = [(rank, (rank + 1) % ranks) for rank in range(ranks)]  # critical cycles through several iterations
+    some = [tuple(rng.sample(range(ranks), 2)) for _ in range(rng.randint(0, 3))] if ranks > 1 else []
+    for k, (source, target) in enumerate(ring if ranks > 1 and rng.random() < 0.5 else some):
+        # sent at the end, received from the beginning on
+        once[target][:0] = [
+            comm("recv", "world", 64, peer=source, name=f"late{k}", tag=k + 1, is_async=True),
+            compute(),
+        ]
+        once[source] += [compute(), comm("send", "world", 64, peer=target, name=f"sent{k}", tag=k + 1, is_async=True)]
+        waiting[target].append(f"late{k}")
 
     def nodes(rank: int) -> list[Node]:
         mine: list[Node] = []
@@ -124,7 +134,9 @@ def periodic_graph(rng: random.Random, iterations: int, ranks: int = 0, events: 
 def periodic_durations(rng: random.Random, graph: Graph, matches: Matches, most: int = 1000) -> Durations:
     """Durations that are the same in every iteration of a periodic graph."""
     drawn = random_durations(rng, graph, matches, most)
+    slow = rng.choice((1, 1, 10))  # communication
     for rank in range(graph.world_size):
+        drawn.own[rank][graph.program_of(rank).kind == Kind.COMM] *= slow
         length = len(graph.program_of(rank)) // graph.iterations()
         for rows in (drawn.own, drawn.tail):
             rows[rank] = np.tile(rows[rank][:length], graph.iterations())
