@@ -20,7 +20,7 @@ from prism_tools.graph.schema import P2P, Kind, Op, Source
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
 
-SAME = ("kind", "op", "peer", "root", "dtype", "reduce", "segment")  # columns in which the two programs must agree
+SAME = ("kind", "op", "peer", "root", "dtype", "reduce", "batch", "segment")  # where the two programs must agree
 PROBED = ("op", "dtype", "reduce", "size", "bytes")
 
 
@@ -101,10 +101,14 @@ def _probes(old: Probes | None, new: Probes | None) -> Probes | None:
 
 
 def _joined(old: Any, kept: np.ndarray, new: Any) -> Any:
-    columns = {}
+    """The ``kept`` rows of ``old`` and all of ``new``; an optional column (iteration_ns) only if both have it."""
+    columns: dict[str, Any] = {}
     for field in type(old).__dataclass_fields__:
         a, b = getattr(old, field), getattr(new, field)
-        columns[field] = [a[k] for k in kept] + b if isinstance(a, list) else np.concatenate([a[kept], b])
+        if isinstance(a, list):
+            columns[field] = [a[k] for k in kept] + b if len(a) and len(b) else []
+        else:
+            columns[field] = np.concatenate([a[kept], b])
     return type(old)(**columns)
 
 

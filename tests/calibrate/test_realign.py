@@ -106,6 +106,13 @@ def test_probes_anew_replace_probes_and_what_is_emulated():
     assert own(graph) == [[60, 9, 3], [120, 9, 3]] and graph.probes.duration.tolist() == [9, 4]
 
 
+def test_old_files_without_iteration_times():
+    old = calibrate(alone(train(), {0: 100, 1: 120}))
+    old.timing.iteration_ns = []
+    graph, _ = realign(old, alone(train(), {0: 60}), "new.h5")
+    assert graph.timing.iteration_ns == [] and len(graph.timing.start) == 2
+
+
 def test_stand_ins_follow_their_rank():
     groups = {"world": [0, 1], "other": [2, 3]}
     graph = build(4, groups, lambda rank: [compute(), comm("all_reduce", "other" if rank > 1 else "world", 64), compute(),
