@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 
+from prism_tools.analyze.steady import cycle_path, cycle_time
 from prism_tools.analyze.text import WIDTH, brief, cut, percent, size, with_interval
 from prism_tools.analyze.waits import lateness, path_shares, slow_span
 from prism_tools.graph.iterations import counted
@@ -28,6 +29,7 @@ def summary(graph: Graph) -> str:
     if graph.timeline is not None:
         matches = find_matches(graph, strict=False)
         lines += _critical_path(graph, matches)
+        lines += _steady(graph)
         lines += _memory(graph)
         lines += _slowest_member(graph, matches)
         lines += _slow_span(graph)
@@ -167,9 +169,17 @@ def _critical_path(graph: Graph, matches: Matches) -> list[str]:
         gap = "  "
     lines = [line]
     if shares.by_source:
-        known = [f"{source.name.lower()} {100 * shares.by_source[source] / whole:.0f} %" for source in SOURCES]
+        listed = [*SOURCES, *[Source.PLANNED] * bool(shares.by_source[Source.PLANNED])]
+        known = [f"{source.name.lower()} {100 * shares.by_source[source] / whole:.0f} %" for source in listed]
         lines.append(_line("  where durations come from", "   ".join(known)))
     return lines
+
+
+def _steady(graph: Graph) -> list[str]:
+    if graph.steady is None:
+        return []
+    lines = [_line("steady state", cycle_time(graph, graph.steady))]
+    return lines + [_line("  critical cycle", cycle_path(graph, graph.steady))] * (not graph.steady.problem)
 
 
 def _memory(graph: Graph) -> list[str]:

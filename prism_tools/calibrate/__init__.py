@@ -8,6 +8,7 @@ import numpy as np
 
 from prism_tools.calibrate.durations import durations
 from prism_tools.calibrate.schedule import timeline
+from prism_tools.calibrate.steady import steady_state
 from prism_tools.errors import PrismError
 from prism_tools.graph.check import times_monotone
 from prism_tools.graph.classes import Classes, classes_of
@@ -19,7 +20,7 @@ LANES = 16  # ranks a class from which on lockstep is faster than solving each b
 
 
 def calibrate(graph: Graph) -> Graph:
-    """``graph`` with durations and timeline, at stage "calibrated".
+    """``graph`` with durations, timeline and steady state, at stage "calibrated".
 
     A graph that was never measured but has durations is solved with these. PrismError if there is neither for some
     rank, a measured clock went backwards, or the graph has no consistent order.
@@ -28,8 +29,10 @@ def calibrate(graph: Graph) -> Graph:
         raise PrismError(f"{backwards[0]}; a clock went backwards, run prism-slice again")
     known = durations(graph, find_matches(graph)) if graph.timing or not graph.durations else graph.durations
     matches = find_matches(graph, classes=_classes(graph, known))
-    solved = timeline(graph, matches, dependency_order(graph, matches), known)
-    return replace(graph, stage="calibrated", durations=known, timeline=solved)
+    order = dependency_order(graph, matches)
+    solved = timeline(graph, matches, order, known)
+    steady = steady_state(graph, matches, order, known)
+    return replace(graph, stage="calibrated", durations=known, timeline=solved, steady=steady)
 
 
 def _classes(graph: Graph, known: Durations) -> Classes:

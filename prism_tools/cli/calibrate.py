@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from prism_tools.cli import common
+from prism_tools.cli import changes, common
 
 if TYPE_CHECKING:
     from prism_tools.graph.model import Graph
@@ -15,27 +15,55 @@ if TYPE_CHECKING:
 DESCRIPTION = """Solve one consistent timeline of all ranks from measured slices.
 
 Reads a sliced graph and writes the calibrated graph: the duration of every node with its source,
-the start and end of every node on one clock, the time of an iteration and its critical path."""
+the start and end of every node on one clock, the time of an iteration and its critical path, and
+the steady state: the cycle time of an iteration that is repeated for ever.
+
+With --realign, or a change of durations, also prints what an iteration gains, on standard error.
+A graph that is calibrated already is then solved with the durations that it has."""
 
 EXAMPLES = """prism-calibrate sliced.h5 -o calibrated.h5
-prism-slice bare.h5 -s 2 | prism-calibrate | prism-inspect summary"""
+prism-slice bare.h5 -s 2 | prism-calibrate | prism-inspect summary
+prism-calibrate --realign newly-sliced.h5 calibrated.h5 -o realigned.h5
+prism-calibrate --scale 'op=all_reduce group=dp=0.5' --delay 3=5ms calibrated.h5 -o plan.h5
+prism-calibrate --ideal balance calibrated.h5 -o balanced.h5"""
 
 
 def get_parser() -> common.Parser:
     """The command line of prism-calibrate."""
     parser = common.new_parser("prism-calibrate", "[options] [FILE]", DESCRIPTION, EXAMPLES, common.SPOOL)
+    parser.man = {"SELECTORS": changes.SELECTORS, **parser.man}
     common.add_input(parser)
     common.add_output(parser)
+    common.add_file(
+        parser, "--realign", metavar="NEW", help="take over what slices in NEW measured anew of the same program"
+    )
+    changes.add_changes(parser)
+    changes.add_ideal(parser)
     return parser
 
 
 def _calibrate(options: argparse.Namespace) -> None:
     common.check_output(options)
     from prism_tools.calibrate import calibrate
+    from prism_tools.calibrate.planning import plan
+    from prism_tools.calibrate.realign import realign
+    from prism_tools.graph import file
 
-    graph = calibrate(common.read_graph(options))
+    graph = common.read_graph(options)
+    gains = []
+    if options.realign:
+        name = "standard input" if options.realign == "-" else options.realign
+        graph, gain = realign(graph, file.read(options.realign), name)
+        gains.append(gain)
+    if options.changes:
+        graph, gain = plan(graph, options.changes)
+        gains.append(gain)
+    if not gains:
+        graph = calibrate(graph)
     _warn_of_emulated(graph, options)
     common.write_graph(graph, options)
+    for gain in gains:
+        print(changes.gain_text(gain), file=sys.stderr)
 
 
 def _warn_of_emulated(graph: Graph, options: argparse.Namespace) -> None:

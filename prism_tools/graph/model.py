@@ -171,6 +171,24 @@ class Timeline:
 
 
 @dataclass
+class Steady:
+    """An iteration repeated for ever: ``total_ns`` / ``iterations`` each in the long run, exactly (the largest mean of a
+    cycle through iterations; ``critical``: int64[n, 2] (rank, node) along that cycle, named by one iteration's nodes).
+
+    ``since``, ``period``: the least k0 and p from which on every p iterations take exactly p times that, at every node, if
+    all ranks begin iteration 0 together; UNKNOWN if not so within ``horizon`` iterations. ``problem``: why there is none.
+    """
+
+    problem: str
+    total_ns: int
+    iterations: int
+    since: int
+    period: int
+    horizon: int
+    critical: np.ndarray
+
+
+@dataclass
 class Replay:
     """Measurements of one replay: rows of the sandbox ranks, late deliveries and validity per iteration."""
 
@@ -255,6 +273,7 @@ class Graph:
     memory: Memory | None = None
     durations: Durations | None = None
     timeline: Timeline | None = None
+    steady: Steady | None = None
     replay: Replay | None = None
     complete: bool = True
     unknown: dict[str, Any] = field(default_factory=dict)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prism_tools.graph.model import Graph
+import numpy as np
+
+from prism_tools.graph.model import Graph, Program
 from prism_tools.graph.schema import Kind, Op
 
 
@@ -32,6 +34,16 @@ def callsite_text(graph: Graph, rank: int, node: int) -> str:
     """The user's line of ``node`` of ``rank``: "train.py:41 step", or "" where it is not known."""
     callsite = int(graph.program_of(rank).callsite[node])
     return graph.strings[callsite] if 0 <= callsite < len(graph.strings) else ""
+
+
+def sites_of(program: Program) -> np.ndarray:
+    """Each node's call site, int64, -1 unknown; a compute span has that of the call it leads to: of the next that has one."""
+    sites = program.callsite.astype(np.int64)
+    known = np.flatnonzero(sites >= 0)
+    following = np.append(known, -1)[np.searchsorted(known, np.arange(len(sites)))]
+    spans = (program.kind == Kind.COMPUTE) & (following >= 0)
+    sites[spans] = sites[following[spans]]
+    return sites
 
 
 def node_text(graph: Graph, rank: int, node: int) -> str:

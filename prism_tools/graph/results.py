@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from prism_tools.graph.fields import Fields, Tree, pack_lists, pack_rows, pack_strings, split
-from prism_tools.graph.model import Durations, Memory, Probes, Replay, Timeline, Timing
+from prism_tools.graph.model import Durations, Memory, Probes, Replay, Steady, Timeline, Timing
 
 TIMES = ("host_issue", "ready", "start", "end")
 TIMING_ROWS = {
@@ -29,6 +29,7 @@ PROBE_ROWS = {
     "spread": "i8",
     "repeats": "i4",
 }
+STEADY_NUMBERS = ("total_ns", "iterations", "since", "period", "horizon")
 DURATION_LISTS = {"own": "i8", "tail": "i8", "spread": "i8", "source": "u1"}
 
 
@@ -109,6 +110,16 @@ def _timeline(group: Fields, world_size: int) -> Timeline:
     )
 
 
+def _pack_steady(steady: Steady) -> Tree:
+    numbers = {name: int(getattr(steady, name)) for name in STEADY_NUMBERS}
+    return {"problem": steady.problem, **numbers, "critical": np.asarray(steady.critical, "i8").reshape(-1, 2)}
+
+
+def _steady(group: Fields, world_size: int) -> Steady:
+    numbers = {name: group.integer(name) for name in STEADY_NUMBERS}
+    return Steady(group.text("problem"), **numbers, critical=group.array("critical", "i8", width=2))
+
+
 def _pack_replay(replay: Replay) -> Tree:
     return {
         "groups_created": int(replay.groups_created),
@@ -137,5 +148,6 @@ RESULTS: dict[str, tuple[Any, Any]] = {
     "memory": (_pack_memory, _memory),
     "durations": (_pack_durations, _durations),
     "timeline": (_pack_timeline, _timeline),
+    "steady": (_pack_steady, _steady),
     "replay": (_pack_replay, _replay),
 }

@@ -77,6 +77,7 @@ class Source(IntEnum):
     PROBE = 2  # the same operation measured alone by communication-only processes
     FIT = 3  # a link model
     EMULATED = 4  # our own data plane
+    PLANNED = 5  # changed on purpose: prism-calibrate --scale and the like
 
 
 class Match(IntEnum):

@@ -69,11 +69,18 @@ def rows_in_range(graph: Graph) -> list[str]:
             lines.append("durations: they name sources that do not exist")
     if graph.timeline is not None:
         lines += _class_rows(graph, "timeline", ("start", "end"))
-        lengths = np.array([len(program) for program in graph.programs])[graph.ranks.program]
-        rank, node = graph.timeline.critical.T
-        if _outside(rank, 0, graph.world_size) or np.any((node < 0) | (node >= lengths[rank])):
+        if not _exist(graph, graph.timeline.critical):
             lines.append("timeline: its critical path names nodes that do not exist")
+    if graph.steady is not None and not _exist(graph, graph.steady.critical):
+        lines.append("steady: its critical cycle names nodes that do not exist")
     return lines
+
+
+def _exist(graph: Graph, path: np.ndarray) -> bool:
+    """Whether the graph has all nodes of ``path``, int64[n, 2] of (rank, node)."""
+    lengths = np.array([len(program) for program in graph.programs])[graph.ranks.program]
+    rank, node = path.T
+    return not _outside(rank, 0, graph.world_size) and bool(np.all((node >= 0) & (node < lengths[rank])))
 
 
 def columns_legal(graph: Graph) -> list[str]:

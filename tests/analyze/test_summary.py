@@ -16,6 +16,8 @@ def test_a_replayed_graph_says_everything():
         "                    replayed 23.20 ms ± 0.2  (2 iterations, 2 late deliveries, 1 invalid left out)\n"
         "  critical path     compute 52.2 %  all_gather 21.7 %  all_reduce 8.7 %  waiting for rank 1: 17.4 %\n"
         "  where durations come from  real 100 %   probe 0 %   fit 0 %   emulated 0 %\n"
+        "steady state        23.00 ms ± 0.0  every iteration from 0 on, if nothing varied\n"
+        "  critical cycle    rank 1: train.py:8; rank 0: :1; rank 1: :2, :9\n"
         "peak memory         rank 0  1.92 GB   rank 1  1.90 GB   (RSS; CPU run)\n"
         "slowest member      rank 1 is last in 2 of 4 collectives, by 4 ms (train.py:8 forward)\n"
         "  slow span         rank 1 takes 4 ms more than its peers: train.py:9 step → :8 forward\n"

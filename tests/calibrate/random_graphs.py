@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 
@@ -133,3 +134,55 @@ def random_durations(rng: random.Random, graph: Graph, matches: Matches, most: i
         spread.append(np.zeros(len(mine), np.int64))
         source.append(np.full(len(mine), Source.REAL, np.uint8))
     return Durations(np.arange(graph.world_size, dtype=np.int32), own, tail, spread, source)
+
+
+def periodic_graph(rng: random.Random, iterations: int, ranks: int = 0, events: int = 0) -> Graph:
+    """The same random iteration again and again; what is still under way at its end is waited for in the next one."""
+    ranks = ranks or rng.randint(1, 5)
+    groups = {"world": list(range(ranks))}
+    for k in range(rng.randint(0, 2)):
+        groups[f"g{k}"] = sorted(rng.sample(range(ranks), rng.randint(1, ranks)))
+    once: list[list[Node]] = [[] for _ in range(ranks)]
+    waiting: list[list[str]] = [[] for _ in range(ranks)]
+    for k in range(events or rng.randint(0, 5)):
+        if ranks > 1 and rng.random() < 0.6:
+            _send(rng, once, waiting, ranks)
+        else:
+            _collective(rng, once, waiting, groups, f"c{k}.{rng.random()}")
+        for rank in range(ranks):
+            if waiting[rank] and rng.random() < 0.3:
+                _wait(once[rank], waiting[rank])
+    ring = [(rank, (rank + 1) % ranks) for rank in range(ranks)]  # critical cycles through several iterations
+    some = [tuple(rng.sample(range(ranks), 2)) for _ in range(rng.randint(0, 3))] if ranks > 1 else []
+    for k, (source, target) in enumerate(ring if ranks > 1 and rng.random() < 0.5 else some):
+        # sent at the end, received from the beginning on
+        once[target][:0] = [
+            comm("recv", "world", 64, peer=source, name=f"late{k}", tag=k + 1, is_async=True),
+            compute(),
+        ]
+        once[source] += [compute(), comm("send", "world", 64, peer=target, name=f"sent{k}", tag=k + 1, is_async=True)]
+        waiting[target].append(f"late{k}")
+
+    def nodes(rank: int) -> list[Node]:
+        mine: list[Node] = []
+        for k in range(iterations):
+            late = [f"{name}#{k - 1}" for name in waiting[rank]] if k else []
+            mine += [compute(), wait(*late)]
+            for node in once[rank]:
+                mine.append(replace(node, name=f"{node.name}#{k}", waits=tuple(f"{name}#{k}" for name in node.waits)))
+            mine += [compute(), step()]
+        return mine
+
+    return build(ranks, groups, nodes)
+
+
+def periodic_durations(rng: random.Random, graph: Graph, matches: Matches, most: int = 1000) -> Durations:
+    """Durations that are the same in every iteration of a periodic graph."""
+    drawn = random_durations(rng, graph, matches, most)
+    slow = rng.choice((1, 1, 10))  # communication
+    for rank in range(graph.world_size):
+        drawn.own[rank][graph.program_of(rank).kind == Kind.COMM] *= slow
+        length = len(graph.program_of(rank)) // graph.iterations()
+        for rows in (drawn.own, drawn.tail):
+            rows[rank] = np.tile(rows[rank][:length], graph.iterations())
+    return drawn

@@ -20,8 +20,8 @@ OPTIONS = {
     "slice merge": "files --output",
     "slice probe": "file --size --cover --output --repeats",
     "slice invariance": "file --size --delay --seed --trust",
-    "calibrate": "file --output",
-    "replay": "file --ranks --output --slurm --slurm-args --trust",
+    "calibrate": "file --output --realign --scale --set --delay --ideal",
+    "replay": "file --ranks --output --scale --set --delay --slurm --slurm-args --trust",
     "inspect": "",
     "inspect summary": "file --partial",
     "inspect ranks": "file --partial --format",
@@ -150,6 +150,21 @@ def usage_error(capsys, tool, *argv):
         (
             ["replay", "-r", "0", "a.h5", "--slurm", "--slurm-args='"],
             'prism-replay: argument --slurm-args: "\'": No closing quotation; see prism-replay --help\n',
+        ),
+        (
+            ["calibrate", "--scale", "op=send=2ms", "a.h5"],
+            "prism-calibrate: argument --scale: 'op=send=2ms': '2ms' is no factor such as 0.8;"
+            " see prism-calibrate --help\n",
+        ),
+        (
+            ["calibrate", "--set", "3=9999999999s", "a.h5"],
+            "prism-calibrate: argument --set: '3=9999999999s': '9999999999s' is no time such as 2ms;"
+            " see prism-calibrate --help\n",
+        ),
+        (
+            ["replay", "-r", "0", "--delay", "bank=3=2ms", "a.h5"],
+            "prism-replay: argument --delay: 'bank=3=2ms': 'bank=3' is no op=…, group=…, lane=…, rank=…, at=…, kind=… or"
+            " iteration=…; see prism-replay --help\n",
         ),
         (
             ["inspect", "timeline", "a.h5", "-o", "a.gif"],

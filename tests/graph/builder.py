@@ -28,6 +28,7 @@ from prism_tools.graph.model import (
     Ragged,
     Ranks,
     Replay,
+    Steady,
     StoreLog,
     Timeline,
     Timing,
@@ -229,6 +230,7 @@ def add_results(graph: Graph) -> None:
         40,
         np.array([[0, 0], [graph.world_size - 1, lengths[-1] - 1]]),
     )
+    graph.steady = Steady("", 16001, 2, 3, 2, 1000, np.array([[0, 0], [0, 1]]))
     timing = graph.timing
     assert timing is not None
     graph.replay = Replay(timing, np.array([0, 2]), np.array([0, 900]), np.array([True, False]), 2, 1)

@@ -16,7 +16,7 @@ OPTIONAL = (
     *RESULTS, "launch/reduce_order", "timing/iteration_ns", "probes/processes", "replay/timing/iteration_ns",
 )  # fmt: skip
 # Their lengths are their own: a shorter one is another graph, not damage.
-FREE = ("timeline/iteration_ns", "timeline/critical")
+FREE = ("timeline/iteration_ns", "timeline/critical", "steady/critical")
 
 
 def full_graph():
@@ -113,7 +113,7 @@ def test_offsets_out_of_range_are_refused():
         ("ranks/program", 1), ("ranks/values", -1), ("ranks/slots/data", 5), ("groups/members/data", 4),
         ("programs/slot", 3), ("programs/lane", 2), ("programs/kind", 4), ("programs/op", 13), ("programs/dtype", 17),
         ("programs/reduce", 10), ("programs/callsite", 10**6), ("programs/edges", -1), ("programs/peer", 2),
-        ("durations/row", 4), ("durations/source", 5), ("timeline/row", -1), ("timeline/critical", 99),
+        ("durations/row", 4), ("durations/source", 6), ("timeline/row", -1), ("timeline/critical", 99), ("steady/critical", 99),
         ("timing/rank", 4), ("memory/rank", -1), ("store/rank", 4), ("probes/op", 13), ("replay/timing/rank", 77),
     ],
 )  # fmt: skip

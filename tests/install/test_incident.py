@@ -86,7 +86,8 @@ def test_the_report_names_the_straggler(incident):
         subprocess.run(["make", "-q"], cwd=incident.bench.out, env=bare_environment(**incident.variables)).returncode
         == 0
     )
-    assert incident.plan("RANKS=0-1") == ["replay", "inspect"]
+    assert incident.plan("RANKS=0-1") == incident.plan("DELAY=3=5ms") == ["replay", "inspect"]
+    assert "prism-replay -r 2 --delay 3=5ms straggler.calibrated.h5 -o " in incident.make("-n", "DELAY=3=5ms")
     assert incident.plan("SLICE=4") == STAGES[1:]
     assert incident.plan("WORLD=2") == incident.plan("PROGRAM=straggler.py --slow '1'") == STAGES
     os.utime(incident.bench.out / "straggler.py")

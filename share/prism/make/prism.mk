@@ -10,6 +10,7 @@
 #   RANKS    those to replay, such as 0-3,8
 #   JOBS     ranks recorded at a time (default: all cores)
 #   SLICE    ranks measured at a time (default: 2)
+#   DELAY    what is late in the replay, such as 421=12ms: a rank, that much in each iteration (several: word by word)
 #
 # They may differ from target to target (big.report.txt: WORLD = 64). A stage is made anew when the one before it, the
 # program's file or what it was asked for has changed; the last is kept in NAME.STAGE.h5.asked, from the stage's end on.
@@ -27,7 +28,7 @@ SLICE ?= 2
 prism-needed = $(or $(strip $($(1))),$(error $@: $(1) is not set; say in the Makefile $(2)))
 prism-record = -n $(WORLD) -- $(PROGRAM)
 prism-slice  = -s $(SLICE)
-prism-replay = -r $(RANKS)
+prism-replay = -r $(RANKS) $(DELAY:%=--delay %)
 
 # $(call prism-changed,TARGET,TEXT): prism-anew, a target that is never up to date, unless TARGET was made for TEXT.
 prism-changed = $(if $(call prism-equal,x$(strip $(2))x,x$(file <$(1).asked)x),,prism-anew)
@@ -49,7 +50,7 @@ prism-asked = @printf '%s\n' '$(subst ','\'',$(strip $(1)))' > $@.asked
 
 %.replayed.h5: %.calibrated.h5 $$(call prism-changed,$$@,$$(prism-replay))
 	@rm -f $@.asked
-	prism-replay -r $(call prism-needed,RANKS,which ranks to replay) $< -o $@
+	prism-replay -r $(call prism-needed,RANKS,which ranks to replay)$(DELAY:%= --delay %) $< -o $@
 	$(call prism-asked,$(prism-replay))
 
 # Written when its text is whole.

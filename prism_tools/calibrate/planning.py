@@ -1,0 +1,212 @@
+"""Planning (P§9): what would an iteration take if some durations were others?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prism_tools.calibrate.durations import durations
+from prism_tools.calibrate.schedule import timeline
+from prism_tools.calibrate.selectors import Nodes, Selector
+from prism_tools.calibrate.steady import steady_state
+from prism_tools.errors import PrismError
+from prism_tools.graph.equations import flat
+from prism_tools.graph.iterations import counted
+from prism_tools.graph.match import find_matches
+from prism_tools.graph.model import Durations, Graph, Timeline
+from prism_tools.graph.names import ranks_text
+from prism_tools.graph.order import dependency_order
+from prism_tools.graph.schema import UNKNOWN, Kind, Source
+from prism_tools.graph.semantics import computing_lanes
+
+if TYPE_CHECKING:
+    from prism_tools.graph.match import Matches
+
+FIELDS = ("own", "tail", "spread", "source")
+
+
+@dataclass(frozen=True)
+class Change:
+    """``how``: "scale" (factor), "set" or "delay" (ns) what ``selector`` says, or "ideal" with ``amount`` "comm" or
+    "balance". ``text``: as it was written."""
+
+    how: str
+    selector: Selector | None
+    amount: float | int | str
+    text: str
+
+
+@dataclass
+class Gain:
+    """Iteration time in ns (of a graph without iterations: of the whole run) before and after, and the half-width of the
+    difference, NaN where nothing is known of it. ``parts``: of each step its text, what it added, how many nodes it
+    changed and in how many of the ``counted`` iterations some of them are on the critical path, before or after."""
+
+    before: int
+    after: int
+    half: float
+    parts: list[tuple[str, int, int, int]]
+    counted: int
+
+
+class Planner:
+    """A graph, solved again and again with other durations."""
+
+    def __init__(self, graph: Graph) -> None:
+        """The durations of a calibrated graph are its own, those of any other come from its measurements."""
+        self.graph = graph
+        self.matches = find_matches(graph)
+        self._order = dependency_order(graph, self.matches)
+        known, solved = graph.durations, graph.timeline
+        if graph.stage in ("bare", "sliced") or known is None or solved is None:
+            known = durations(graph, self.matches)
+            solved = timeline(graph, self.matches, self._order, known)
+        self.durations: Durations = known
+        self._first, self._solved = (known, solved), solved
+        self._parts: list[tuple[str, int, int, int]] = []
+
+    def step(self, text: str, changed: Durations, nodes: np.ndarray) -> None:
+        """Solve with ``changed``, which differs from before in ``nodes`` (bool per flat node)."""
+        solved = timeline(self.graph, self.matches, self._order, changed)
+        segments = set(counted(self.graph))
+        touched: set[int] = set()
+        for path in (self._solved.critical, solved.critical):
+            hit = path[nodes[self.matches.base[path[:, 0]] + path[:, 1]]]
+            touched |= {int(self.graph.program_of(rank).segment[node]) for rank, node in hit.tolist()}
+        self._parts.append((text, _length(solved) - _length(self._solved), int(nodes.sum()), len(touched & segments)))
+        self.durations, self._solved = changed, solved
+
+    def result(self) -> tuple[Graph, Gain]:
+        """The calibrated graph as it is after the steps, and what they gained."""
+        steady = steady_state(self.graph, self.matches, self._order, self.durations)
+        solved, (known, first) = self._solved, self._first
+        graph = replace(self.graph, stage="calibrated", durations=self.durations, timeline=solved, steady=steady)
+        graph.replay = None  # it was one of the graph before
+        half = _half(self.matches, (known, first), (self.durations, solved))
+        return graph, Gain(_length(first), _length(solved), half, self._parts, len(first.iteration_ns))
+
+
+def plan(graph: Graph, changes: Sequence[Change], real: Collection[int] = ()) -> tuple[Graph, Gain]:
+    """``graph`` calibrated with ``changes`` made one after the other, and what they gain.
+
+    ``real``: ranks that run for real in a replay: their own spans and what they do among themselves stay as they are.
+    PrismError: a selector that selects nothing that can be changed.
+    """
+    planner = Planner(graph)
+    nodes = Nodes(graph, planner.matches)
+    fixed = _fixed(graph, planner.matches, nodes, real)
+    for change in changes:
+        chosen = _chosen(nodes, change)
+        if chosen.any() and not (chosen & ~fixed).any():
+            raise PrismError(
+                f"{change.text}: ranks {ranks_text(real)} run for real in this replay; select virtual ranks"
+            )
+        chosen &= ~fixed
+        planner.step(change.text, _changed(graph, planner.matches, nodes, planner.durations, change, chosen), chosen)
+    return planner.result()
+
+
+def _fixed(graph: Graph, matches: Matches, nodes: Nodes, real: Collection[int]) -> np.ndarray:
+    mine = np.isin(nodes.rank, list(real))
+    if not real:
+        return mine
+    within = [set(members.tolist()) <= set(real) for members in graph.groups.members]
+    met = np.flatnonzero(mine & (matches.of_node >= 0))
+    mine[met] = np.array(within, bool)[matches.group[matches.of_node[met]]]
+    return mine
+
+
+def _chosen(nodes: Nodes, change: Change) -> np.ndarray:
+    if change.selector is None:
+        return (nodes.kind == Kind.COMM) if change.amount == "comm" else (nodes.kind != Kind.COMM)
+    chosen = nodes.select(change.selector)
+    if change.how == "delay" and change.selector.terms.keys() <= {"rank", "iteration"}:
+        chosen = _first_spans(nodes, chosen)
+    return chosen
+
+
+def _first_spans(nodes: Nodes, chosen: np.ndarray) -> np.ndarray:
+    """The first of the ``chosen`` compute spans of each rank and iteration (without iterations: of the rank), on the lane
+    where the rank computes."""
+    graph = nodes.graph
+    lane = [computing_lanes(graph.lanes, program.lane)[0] for program in graph.programs]
+    on_lane = nodes.lane == np.array(lane)[graph.ranks.program[nodes.rank]]
+    inside = nodes.segment >= 0 if graph.iterations() else np.ones(len(chosen), bool)
+    able = np.flatnonzero(chosen & on_lane & inside)
+    key = nodes.rank[able] * (int(nodes.segment.max(initial=0)) + 1) + nodes.segment[able]
+    first = np.zeros(len(chosen), bool)
+    first[able[np.unique(key, return_index=True)[1]]] = True
+    return first
+
+
+def _changed(
+    graph: Graph, matches: Matches, nodes: Nodes, known: Durations, change: Change, chosen: np.ndarray
+) -> Durations:
+    """``known`` with ``change`` made to the ``chosen`` nodes, whose source is PLANNED from then on."""
+    own, tail, spread, source = (flat(getattr(known, name), known.row).copy() for name in FIELDS)
+    if change.how == "scale":
+        for column in (own, tail, spread):
+            column[chosen] = np.rint(column[chosen] * float(change.amount))
+    elif change.how == "delay":
+        own[chosen] += int(change.amount)
+    elif change.how == "set" or change.amount == "comm":
+        own[chosen], tail[chosen], spread[chosen] = int(change.amount if change.how == "set" else 0), 0, 0
+    else:
+        for number, program in enumerate(graph.programs):
+            ranks = np.flatnonzero(graph.ranks.program == number)
+            places = matches.base[ranks][:, None] + np.flatnonzero(program.kind != Kind.COMM)
+            for column in (own, spread):
+                column[places] = np.rint(column[places].mean(axis=0))
+    source[chosen] = Source.PLANNED
+    return packed(matches.base, own, tail, spread, source)
+
+
+def packed(base: np.ndarray, own: np.ndarray, tail: np.ndarray, spread: np.ndarray, source: np.ndarray) -> Durations:
+    """Durations from arrays by flat node; ranks with equal ones share a row."""
+    known: dict[bytes, int] = {}
+    row = np.zeros(len(base) - 1, np.int32)
+    rows = Durations(row, [], [], [], [])
+    for rank in range(len(row)):
+        part = [column[base[rank] : base[rank + 1]] for column in (own, tail, spread, source)]
+        row[rank] = known.setdefault(b"".join(column.tobytes() for column in part), len(known))
+        if row[rank] == len(rows.own):
+            for name, column in zip(FIELDS, part, strict=True):
+                getattr(rows, name).append(column.copy())
+    return rows
+
+
+def _length(solved: Timeline) -> int:
+    if solved.iteration_time_ns != UNKNOWN:
+        return solved.iteration_time_ns
+    return max((int(end.max(initial=0)) for end in solved.end), default=0)
+
+
+def _half(matches: Matches, before: tuple[Durations, Timeline], after: tuple[Durations, Timeline]) -> float:
+    """Half-width of the gain, in quadrature: two standard errors of its values in the counted iterations; the spread of what
+    only one of the critical paths holds, or holds changed; and as much of it as the iteration time itself is in doubt."""
+    (_, first), (_, last) = before, after
+    count = len(first.iteration_ns)
+    if not count or first.interval_ns == UNKNOWN:
+        return math.nan
+    gains = last.iteration_ns - first.iteration_ns
+    between = 2 * float(np.std(gains, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+    doubt = _on_path(matches, *after) - _on_path(matches, *before)
+    path = math.sqrt(float(np.sum(doubt**2))) / count
+    share = first.interval_ns / max(first.iteration_time_ns, 1)
+    return math.hypot(between, path, share * (last.iteration_time_ns - first.iteration_time_ns))
+
+
+def _on_path(matches: Matches, known: Durations, solved: Timeline) -> np.ndarray:
+    """float per flat node: its spread where it is on the critical path, else 0; a match counts at its first member."""
+    found = np.zeros(int(matches.base[-1]))
+    nodes = matches.base[solved.critical[:, 0]] + solved.critical[:, 1]
+    spread = flat(known.spread, known.row)[nodes]
+    match = matches.of_node[nodes]
+    met = match >= 0
+    nodes[met] = matches.members.data[matches.members.offset[match[met]]]
+    found[nodes] = spread
+    return found

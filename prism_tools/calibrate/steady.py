@@ -1,0 +1,161 @@
+"""The steady state: what an iteration takes in the long run, if it were repeated for ever, and what it is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prism_tools.calibrate.recurrence import Recurrence
+from prism_tools.graph.classes import classes_of
+from prism_tools.graph.equations import equations, flat
+from prism_tools.graph.iterations import counted
+from prism_tools.graph.match import find_matches
+from prism_tools.graph.model import Durations, Graph, Program, Steady
+from prism_tools.graph.names import node_text
+from prism_tools.graph.order import dependency_order
+from prism_tools.graph.schema import UNKNOWN
+
+if TYPE_CHECKING:
+    from prism_tools.graph.match import Matches
+    from prism_tools.graph.order import Order
+
+HORIZON = 200  # iterations in which the period is looked for
+MOST = 5_000_000  # nodes of an iteration of ranks that all differ; more would take minutes
+ALIKE = ("kind", "op", "lane", "slot", "peer", "root")  # columns in which nodes of the same place agree
+
+
+@dataclass
+class _Template:
+    """Iteration ``number``, like the one before it; ``first[p][k]``: program p's first node of iteration k;
+    ``alike``: the counted iterations with the same nodes."""
+
+    number: int
+    alike: list[int]
+    first: list[np.ndarray]
+
+
+def steady_state(graph: Graph, matches: Matches, order: Order, durations: Durations) -> Steady | None:
+    """The steady state of the last counted iteration that is like the one before it; None without iterations.
+
+    Each node takes the mean of what it takes at its place in all counted iterations with the same nodes: what is left of
+    the iterations' mean time beyond this is what their differences cost. Where an iteration cannot be repeated,
+    ``problem`` says why.
+    """
+    if not graph.iterations():
+        return None
+    template = _template(graph)
+    if isinstance(template, str):
+        return _none(template)
+    if np.any(durations.row != durations.row[matches.classes.lowest[matches.classes.of_rank]]):
+        matches = find_matches(graph, classes=classes_of(graph, durations.row))
+        order = dependency_order(graph, matches)
+    lengths = np.array([first[template.number + 1] - first[template.number] for first in template.first])
+    if (count := int(lengths[graph.ranks.program[matches.classes.lowest]].sum())) > MOST:
+        return _none(f"an iteration has {count:,} nodes of ranks that differ, more than {MOST:,}")
+    built = _recurrence(graph, matches, order, _averaged(graph, durations, template), template)
+    if isinstance(built, str):
+        return _none(built)
+    recurrence, variables = built
+    cycle = recurrence.cycle()
+    if cycle is None:
+        return _none("no node depends on the iteration before")
+    since, period = recurrence.period(cycle, HORIZON)
+    total = int(matches.base[-1])
+    nodes = [variables[k] % total for k in cycle.variables if variables[k] < 2 * total]  # releases are of no node
+    nodes = [node for k, node in enumerate(nodes) if not k or node != nodes[k - 1]]
+    critical = np.array([(matches.rank_of(node), matches.node_of(node)) for node in nodes], np.int64).reshape(-1, 2)
+    return Steady("", cycle.total, cycle.iterations, since, period, HORIZON, critical)
+
+
+def _none(problem: str) -> Steady:
+    return Steady(problem, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, HORIZON, np.empty((0, 2), np.int64))
+
+
+def _template(graph: Graph) -> _Template | str:
+    count = graph.iterations()
+    first = [np.searchsorted(_counting(program), np.arange(count + 1)) for program in graph.programs]
+    keys = [
+        [_key(program, starts[k], starts[k + 1]) for k in range(count)]
+        for program, starts in zip(graph.programs, first, strict=True)
+    ]
+    whole = list(zip(*keys, strict=True))
+    chosen = [k for k in counted(graph) if k and whole[k] == whole[k - 1]]
+    if not chosen:
+        return "one iteration only" if count == 1 else "no two counted iterations in a row do the same"
+    number = chosen[-1]
+    return _Template(number, [k for k in counted(graph) if whole[k] == whole[number]], first)
+
+
+def _counting(program: Program) -> np.ndarray:
+    """Segments that never decrease: the epilogue after the last iteration."""
+    return np.where(program.segment < UNKNOWN, np.iinfo(np.int32).max, program.segment)
+
+
+def _key(program: Program, start: int, end: int) -> bytes:
+    return b"|".join(program.columns[name][start:end].tobytes() for name in ALIKE)
+
+
+def _averaged(graph: Graph, durations: Durations, template: _Template) -> Durations:
+    """``durations``, in which the nodes of the template take the mean of their places."""
+    known: dict[tuple[int, int], int] = {}
+    row = durations.row.copy()
+    own: list[np.ndarray] = []
+    tail: list[np.ndarray] = []
+    for rank, number in enumerate(graph.ranks.program.tolist()):
+        key = int(durations.row[rank]), number
+        if key not in known:
+            known[key] = len(own)
+            first = template.first[number]
+            length = first[template.number + 1] - first[template.number]
+            places = first[template.alike][:, None] + np.arange(length)
+            for rows, given in ((own, durations.own), (tail, durations.tail)):
+                rows.append(given[key[0]].copy())
+                rows[-1][places[template.alike.index(template.number)]] = np.rint(rows[-1][places].mean(axis=0))
+        row[rank] = known[key]
+    return Durations(row, own, tail, [], [])
+
+
+def _recurrence(
+    graph: Graph, matches: Matches, order: Order, durations: Durations, template: _Template
+) -> tuple[Recurrence, list[int]] | str:
+    """The equations of the template's nodes, and which variable of graph/equations.py each one determines."""
+    number, total = template.number, int(matches.base[-1])
+    chosen = graph.ranks.program[matches.classes.lowest]
+    segment = flat([program.segment for program in graph.programs], chosen)
+    inside = segment == number
+    of_match = matches.of_node[inside & (matches.of_node >= 0)]
+    for match in np.unique(of_match).tolist():
+        members = matches.members[match]
+        if not inside[members].all():
+            return f"{_text(graph, matches, int(members[inside[members]][0]))} meets another iteration"
+    leavers = order.releases.leavers
+    of_step = np.maximum(order.steps, 0)  # a node that the step is of
+    of_step[order.steps < 0] = leavers.data[leavers.offset[-order.steps[order.steps < 0] - 1]]
+    steps = order.steps[inside[of_step]]
+    before = np.array([starts[number] - starts[number - 1] for starts in template.first], np.int64)
+    shift = np.repeat(before[chosen], np.diff(matches.base))
+    where: dict[int, int] = {}
+    wanted: list[list[int]] = []
+    delays: list[int] = []
+    for target, sources, delay in equations(graph, matches, replace(order, steps=steps), durations):
+        row = []
+        for source in sources:
+            if source in where:
+                row.append(where[source])
+            elif segment[source] == number - 1:
+                row.append(-1 - source - int(shift[source]))  # what its place in this iteration determines
+            elif segment[source] >= 0:
+                return f"{_text(graph, matches, target % total)} waits for an iteration before the last"
+        where[target] = len(wanted)
+        wanted.append(row)
+        delays.append(delay)
+    carried = sorted({-1 - place for row in wanted for place in row if place < 0})
+    slot = {variable: len(wanted) + k for k, variable in enumerate(carried)}
+    rows = [[place if place >= 0 else slot[-1 - place] for place in row] for row in wanted]
+    return Recurrence(rows, delays, [where[variable] for variable in carried]), list(where)
+
+
+def _text(graph: Graph, matches: Matches, flat: int) -> str:
+    return node_text(graph, matches.rank_of(flat), matches.node_of(flat))

@@ -1,0 +1,164 @@
+"""Planning: what a change gains, by hand, and by durations edited by hand and solved."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prism_tools.calibrate.planning import Change, plan
+from prism_tools.calibrate.schedule import timeline
+from prism_tools.calibrate.selectors import parse_selector
+from prism_tools.calibrate.solver import solve
+from prism_tools.errors import PrismError
+from prism_tools.graph.match import find_matches
+from prism_tools.graph.order import dependency_order
+from prism_tools.graph.schema import Kind, Source
+from tests.calibrate.random_graphs import periodic_durations, periodic_graph
+from tests.calibrate.test_solver import given_durations
+from tests.graph.builder import build, comm, compute, differences, step
+
+
+def calibrated(graph, durations):
+    matches = find_matches(graph)
+    graph.durations = durations
+    graph.timeline = timeline(graph, matches, dependency_order(graph, matches), durations)
+    graph.stage = "calibrated"
+    return graph
+
+
+def example(backend="gloo"):
+    """Two ranks, three iterations: 10 (rank 1: 30) ns, all_reduce 5, then 3 ns: an iteration lasts 38 ns."""
+
+    def nodes(rank):
+        return [compute(), comm("all_reduce", "world", 64, at="train.py:5 forward"), compute(), step()] * 3
+
+    graph = build(2, {"world": [0, 1]}, nodes, backend)
+    return calibrated(graph, given_durations([[10, 5, 3, 0] * 3, [30, 5, 3, 0] * 3]))
+
+
+def change(how, text):
+    selector, _, amount = text.rpartition("=")
+    return Change(how, parse_selector(selector), float(amount) if how == "scale" else int(amount), f"--{how} {text}")
+
+
+IDEAL = {name: Change("ideal", None, name, f"--ideal {name}") for name in ("comm", "balance")}
+
+
+@pytest.mark.parametrize(
+    "changes, after, nodes, critical",
+    [
+        ([change("delay", "1=7")], 45, 3, 2),  # on the critical path: exactly the delay
+        ([change("delay", "0=7")], 38, 3, 0),  # as long as there is slack: nothing
+        ([change("delay", "0=25")], 43, 3, 2),  # beyond the slack of 20: the rest
+        ([change("delay", "rank=1 iteration=2=8")], 42, 1, 1),  # in one of the two that count
+        ([change("delay", "at=train.py:5=4")], 42, 6, 2),
+        ([change("scale", "op=all_reduce=0.5")], 35, 6, 2),  # 2.5 is 2
+        ([change("scale", "0-1=2")], 71, 12, 2),
+        ([change("set", "kind=compute at=train.py:5 rank=1=1")], 18, 3, 2),
+        ([change("set", "op=all_reduce=0"), change("delay", "1=5")], 38, None, None),
+        ([IDEAL["comm"]], 33, 6, 2),
+        ([IDEAL["balance"]], 28, 18, 2),
+        ([IDEAL["comm"], IDEAL["balance"]], 23, None, None),
+    ],
+)
+def test_gains_by_hand(changes, after, nodes, critical):
+    graph = example()
+    planned, gain = plan(graph, changes)
+    assert (gain.before, gain.after, gain.counted) == (38, after, 2)
+    assert planned.timeline.iteration_time_ns == after and planned.stage == "calibrated"
+    assert sum(part[1] for part in gain.parts) == after - 38 and [part[0] for part in gain.parts] == [
+        c.text for c in changes
+    ]
+    if nodes is not None:
+        assert gain.parts[0][2:] == (nodes, critical)
+    assert graph.timeline.iteration_time_ns == 38, "the input is left alone"
+
+
+def test_a_gain_shows_in_the_steady_state_and_the_sources():
+    planned, _ = plan(example(), [change("delay", "1=7"), change("scale", "op=all_reduce iteration=1-2=2")])
+    assert planned.steady.total_ns == 50
+    source = [planned.durations.source[row].tolist() for row in planned.durations.row]
+    assert np.flatnonzero(np.array(source[0]) == Source.PLANNED).tolist() == [5, 9]
+    assert np.flatnonzero(np.array(source[1]) == Source.PLANNED).tolist() == [0, 4, 5, 8, 9]
+
+
+def test_on_a_device_the_delay_is_on_the_stream():
+    graph = example()
+    graph.lanes = ["host", "stream 7"]
+    program = graph.programs[0]
+    program.columns["lane"] = np.array([0, 0, 1, 0] * 3, np.int16)
+    planned, _ = plan(graph, [change("delay", "1=7")])
+    assert planned.durations.own[planned.durations.row[1]].tolist() == [30, 5, 10, 0] * 3
+
+
+def test_a_sandbox_keeps_its_own_work():
+    planned, gain = plan(example(), [change("scale", "kind=compute=2"), change("set", "op=all_reduce=9")], real=[0])
+    assert [planned.durations.own[row].tolist()[:4] for row in planned.durations.row] == [[10, 9, 3, 0], [60, 9, 6, 0]]
+    with pytest.raises(PrismError, match=r"^--delay 0=7: ranks 0 run for real in this replay; select virtual ranks$"):
+        plan(example(), [change("delay", "0=7")], real=[0])
+    with pytest.raises(PrismError, match="run for real"):  # the whole group does
+        plan(example(), [change("set", "op=all_reduce=9")], real=[0, 1])
+
+
+def test_without_iterations_the_whole_run_is_compared():
+    graph = build(1, {"world": [0]}, lambda rank: [compute(), comm("barrier", "world"), compute()])
+    _, gain = plan(calibrated(graph, given_durations([[10, 1, 2]])), [change("scale", "0=0.5")])
+    assert (gain.before, gain.after, gain.counted, math.isnan(gain.half)) == (13, 7, 0, True)
+    assert plan(graph, [change("delay", "0=5")])[1].after == 18, "once, at its beginning"
+
+
+def test_the_half_width_is_of_what_differs():
+    graph = example()
+    assert plan(graph, [change("scale", "1=1")])[1].half == 0
+    for row in graph.durations.spread:
+        row[:] = 0
+    graph.durations.spread[1][[4, 8]] = 6  # rank 1's first span, critical in both iterations
+    graph.timeline.interval_ns = 0
+    assert plan(graph, [change("scale", "1=0.5")])[1].half == pytest.approx(math.hypot(3, 3) / 2)
+    assert plan(graph, [change("delay", "1=7")])[1].half == 0, "the span is as much in doubt before as after"
+    graph.timeline.interval_ns = 19  # half an iteration
+    assert plan(graph, [change("delay", "1=8")])[1].half == 4
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32))
+def test_equals_durations_edited_by_hand(seed):
+    rng = random.Random(seed)
+    graph = periodic_graph(rng, 3)
+    matches = find_matches(graph)
+    calibrated(graph, periodic_durations(rng, graph, matches))
+    rank, factor, delay = rng.randrange(graph.world_size), rng.choice((0, 0.5, 3)), rng.randrange(1000)
+    changes = [
+        change("scale", f"kind=compute,wait rank={rank}={factor}"),
+        change("set", f"kind=compute {rank}={delay}"),
+    ]
+    changes = rng.sample([*changes, change("delay", f"{rank}={delay}"), IDEAL["comm"], IDEAL["balance"]], 2)
+    planned, _ = plan(graph, changes)
+    own = [row.copy() for row in graph.durations.own]
+    tail = [row.copy() for row in graph.durations.tail]
+    kinds = [graph.program_of(r).kind for r in range(graph.world_size)]
+    for made in changes:
+        spans = kinds[rank] == Kind.COMPUTE
+        if made.how == "scale":
+            spans |= kinds[rank] == Kind.WAIT
+            own[rank][spans] = np.rint(own[rank][spans] * factor)
+        elif made.how == "set":
+            own[rank][spans] = delay
+        elif made.how == "delay":
+            own[rank][:: len(own[rank]) // 3] += delay  # every iteration begins with a span
+        elif made.amount == "comm":
+            for r, kind in enumerate(kinds):
+                own[r][kind == Kind.COMM], tail[r][kind == Kind.COMM] = 0, 0
+        else:
+            for program in range(len(graph.programs)):
+                ranks = np.flatnonzero(graph.ranks.program == program)
+                mean = np.rint(np.mean([own[r] for r in ranks], axis=0)).astype(np.int64)
+                for r in ranks:
+                    own[r] = np.where(kinds[r] == Kind.COMM, own[r], mean)
+    wanted = solve(graph, matches, dependency_order(graph, matches), given_durations(own, tail))
+    got = planned.timeline
+    assert differences([got.start[row] for row in got.row], wanted[0]) == []
+    assert differences([got.end[row] for row in got.row], wanted[1]) == []
