@@ -80,8 +80,29 @@ def get_parser() -> common.Parser:
         help="programs that need CUDA and NCCL run on CPUs: their structure, with nothing of a GPU's times or memory",
     )
     _add_payloads(add)
+    _add_rules(parser)
     common.add_command(parser, recorded=False)
     return parser
+
+
+def _add_rules(parser: common.Parser) -> None:
+    common.add_file(
+        parser,
+        "--rules",
+        metavar="RULES",
+        help="run each rank alone, and answer its communication by the rules of this TOML file (rules.md)",
+    )
+    parser.add_argument(
+        "--dedup",
+        action="store_true",
+        help="with --rules: run one rank for all that do the same, such as one of each data-parallel group, "
+        "and a few more to compare",
+    )
+    parser.add_argument(
+        "--explain-rules",
+        action="store_true",
+        help="with --rules: record nothing; print which rule answers which operations, and which have none",
+    )
 
 
 def _add_payloads(add: Callable[..., object]) -> None:

@@ -8,7 +8,9 @@ import secrets
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +23,12 @@ from prism_tools.graph.names import ranks_text
 from prism_tools.graph.schema import EPILOGUE, PRETEND_CUDA, PROLOGUE, UNKNOWN, ReduceOrder
 from prism_tools.graph.stream import signals_wait
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
+from prism_tools.record.alone import Alone
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
+from prism_tools.record.replicas import Replicas, summary
 from prism_tools.tensors.payload import PayloadWriter
+from prism_tools.tensors.rules import Rules, load
 
 
 def record(options: argparse.Namespace) -> int:
@@ -36,22 +41,22 @@ def record(options: argparse.Namespace) -> int:
     cut = cut_ranks(options)
     payloads = PayloadWriter(payload_path(options.output), options.tensor_budget)
     options.progress.log = options.verbose > 0 and not options.quiet
-    coordinator = Coordinator(options.jobs, payloads, cut, launch.reduce_order)
+    rules = load(options.rules) if options.rules else None
+    kind = Coordinator if rules is None else Alone
+    coordinator = kind(options.jobs, payloads, cut, launch.reduce_order)
     try:
         mode = tensors_text(options.tensors)
         options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time; payloads: {mode}")
         ranks.preload(True, imports.modules_of(launch.argv, launch.cwd), options.pretend_cuda)
         pace = Pace()
-        for rank in range(options.world_size):
-            coordinator.launch(spec_of(launch, rank, options.sends == "eager"))
         try:
-            coordinator.run(lambda: show_progress(options, coordinator, pace))
+            traces = _run(options, coordinator, launch, rules, pace)
         except PrismError as problem:
             _keep_partial(options, coordinator, launch, problem)
             raise
         kept = payloads.finish(f"partial {mode}".removesuffix(" all") if payloads.lost else mode)
         with signals_wait():  # a kill may come between the two: the reader then finds the store under its other name
-            graph = _write(options, coordinator, launch, kept)
+            graph = _write(options, coordinator, launch, kept, traces)
             payloads.commit()
         options.progress.say(
             f"{len(coordinator.ranks)} ranks recorded: {coordinator.turns.switches:,} switches in {pace.elapsed():.1f} s"
@@ -185,10 +190,46 @@ def show_progress(options: argparse.Namespace, coordinator: Coordinator, pace: P
     )
 
 
+def _run(
+    options: argparse.Namespace, coordinator: Coordinator, launch: Launch, rules: Rules | None, pace: Pace
+) -> dict[int, Any]:
+    """Run the ranks, all of them or one for many; returns the traces of all. PrismError: as for Coordinator.run."""
+
+    def tick() -> None:
+        show_progress(options, coordinator, pace)
+
+    def spec(rank: int) -> ranks.Spec:
+        return replace(spec_of(launch, rank, options.sends == "eager"), rules=rules, lenient=options.explain_rules)
+
+    specs = map(spec, range(options.world_size))
+    if not isinstance(coordinator, Alone):
+        for one in specs:
+            coordinator.launch(one)
+        coordinator.run(tick)
+    elif not options.dedup:
+        coordinator.run_all(specs, tick)
+    else:
+        replicas = Replicas(coordinator, spec, options.world_size, tick)
+        replicas.run()
+        say = options.progress.say if replicas.groups and not replicas.apart else options.progress.warn
+        say(summary(replicas, options.world_size, len(coordinator.ranks)))
+        return replicas.traces()
+    return traces_of(coordinator)
+
+
+def traces_of(coordinator: Coordinator) -> dict[int, Any]:
+    """What the ranks that ran have sent."""
+    return {number: rank.trace for number, rank in coordinator.ranks.items() if rank.trace is not None}
+
+
 def _write(
-    options: argparse.Namespace, coordinator: Coordinator, launch: Launch, payload: Payload, whole: bool = True
+    options: argparse.Namespace,
+    coordinator: Coordinator,
+    launch: Launch,
+    payload: Payload,
+    traces: dict[int, Any],
+    whole: bool = True,
 ) -> Graph:
-    traces = {number: rank.trace for number, rank in coordinator.ranks.items() if rank.trace is not None}
     graph = build(traces, list(coordinator.groups.values()), launch, payload, coordinator.store.log, whole)
     provenance.append(graph, options.tool, options.argv)
     graph.payload.path = os.path.basename(payload.path)  # the two are in one folder
@@ -202,7 +243,7 @@ def _keep_partial(options: argparse.Namespace, coordinator: Coordinator, launch:
     if os.path.exists(options.output):  # an older recording is worth more than this one
         options.output = str(Path(options.output).with_suffix(".partial.h5"))
     try:
-        _write(options, coordinator, launch, Payload(), whole=False)
+        _write(options, coordinator, launch, Payload(), traces_of(coordinator), whole=False)
     except (PrismError, OSError) as error:
         problem.detail = (problem.detail + f"\nno partial graph: {error}").strip("\n")
         return
