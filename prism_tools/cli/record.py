@@ -46,7 +46,7 @@ def get_parser() -> common.Parser:
     add = parser.add_argument
     add("-n", "--world-size", metavar="W", type=common.positive, help="ranks of the program")
     add("-j", "--jobs", metavar="N", type=common.positive, help="ranks running at a time (default: all cores)")
-    common.add_file(parser, "-o", "--output", metavar="FILE", required=True, help="write the graph to FILE")
+    common.add_file(parser, "-o", "--output", metavar="FILE", help="write the graph to FILE")
     add("--live", action="store_true", help="trace the real ranks that the command starts, with their times")
     add(
         "--nproc-per-node",
@@ -131,6 +131,20 @@ def _tensors(text: str) -> str | list[int]:
     raise argparse.ArgumentTypeError(f"{text!r} is not all, none, or cut=RANKS such as cut=0-3,8")
 
 
+def _check_rules(options: argparse.Namespace) -> None:
+    """PrismError: options that do not go together."""
+    needing = [name for name in ("dedup", "explain_rules") if getattr(options, name)]
+    if needing and options.rules is None:
+        raise PrismError(f"--{needing[0].replace('_', '-')}: needs --rules RULES", status=2)
+    if options.rules is not None and options.live:
+        raise PrismError("--live: the peers are there; leave --rules out", status=2)
+    if options.rules is not None and options.sends != "eager":
+        raise PrismError("--sends rendezvous: with --rules no rank waits for another; leave it out", status=2)
+    if options.explain_rules == (options.output is not None):
+        which = "--explain-rules records nothing; leave it out" if options.output else "name a file for the graph"
+        raise PrismError(f"-o: {which}", status=2)
+
+
 def _record(options: argparse.Namespace) -> int:
     if options.live and (options.world_size, options.jobs, options.nproc_per_node) != (None, None, None):
         raise PrismError(
@@ -146,6 +160,7 @@ def _record(options: argparse.Namespace) -> int:
             raise PrismError("how many ranks? add -n W, or set PRISM_WORLD_SIZE", status=2)
     if options.command is None:
         raise PrismError("what shall run? add -- program [argument ...]", status=2)
+    _check_rules(options)
     if options.output == "-":
         raise PrismError("-o -: standard output belongs to the program; name a file", status=2)
     if options.live:

@@ -23,7 +23,7 @@ from prism_tools.graph.names import ranks_text
 from prism_tools.graph.schema import EPILOGUE, PRETEND_CUDA, PROLOGUE, UNKNOWN, ReduceOrder
 from prism_tools.graph.stream import signals_wait
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
-from prism_tools.record.alone import Alone
+from prism_tools.record.alone import Alone, explanation, unanswered
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
 from prism_tools.record.replicas import Replicas, summary
@@ -34,6 +34,8 @@ from prism_tools.tensors.rules import Rules, load
 def record(options: argparse.Namespace) -> int:
     """Record the program of ``options``; returns the exit status. PrismError: deadlock, mismatch, a failed rank, no space."""
     check_program(options.command)
+    if options.explain_rules:
+        return explain(options)
     check_writable(options.output)
     if os.path.exists(options.output) and not os.path.isfile(options.output):
         raise PrismError(f"{options.output}: is a pipe or a device; name a file, beside which payloads can lie")
@@ -59,13 +61,34 @@ def record(options: argparse.Namespace) -> int:
             graph = _write(options, coordinator, launch, kept, traces)
             payloads.commit()
         options.progress.say(
-            f"{len(coordinator.ranks)} ranks recorded: {coordinator.turns.switches:,} switches in {pace.elapsed():.1f} s"
+            f"{len(traces)} ranks recorded: {coordinator.turns.switches:,} switches in {pace.elapsed():.1f} s"
         )
         if payloads.lost:
             options.progress.warn(loss_text(graph, payloads))
     finally:
         coordinator.close()
         payloads.discard()
+    return 0
+
+
+def explain(options: argparse.Namespace) -> int:
+    """Run the ranks, record nothing, and print which rule answers what; 1 if an operation has none and needs one."""
+    rules = load(options.rules)
+    launch = describe(options, fix_hash_seed())
+    with tempfile.TemporaryDirectory() as folder:
+        payloads = PayloadWriter(os.path.join(folder, "explain.payload"), 0)
+        coordinator = Alone(options.jobs, payloads, frozenset(), launch.reduce_order)
+        try:
+            ranks.preload(True, imports.modules_of(launch.argv, launch.cwd), options.pretend_cuda)
+            _run(options, coordinator, launch, rules, Pace())
+        finally:
+            coordinator.close()
+            payloads.discard()
+    options.progress.clear()
+    print(explanation(rules, coordinator.answered))
+    lacking = unanswered(coordinator.answered)
+    if lacking:
+        raise PrismError(f"{options.rules}: {lacking:,} operations need a rule; see NO RULE above")
     return 0
 
 
@@ -198,10 +221,12 @@ def _run(
     def tick() -> None:
         show_progress(options, coordinator, pace)
 
-    def spec(rank: int) -> ranks.Spec:
-        return replace(spec_of(launch, rank, options.sends == "eager"), rules=rules, lenient=options.explain_rules)
+    def spec_for(rank: int) -> ranks.Spec:
+        spec = spec_of(launch, rank, options.sends == "eager")
+        output = sys.stderr.fileno() if options.explain_rules else -1  # stdout is the table's
+        return replace(spec, rules=rules, lenient=options.explain_rules, output=output)
 
-    specs = map(spec, range(options.world_size))
+    specs = map(spec_for, range(options.world_size))
     if not isinstance(coordinator, Alone):
         for one in specs:
             coordinator.launch(one)
@@ -209,7 +234,7 @@ def _run(
     elif not options.dedup:
         coordinator.run_all(specs, tick)
     else:
-        replicas = Replicas(coordinator, spec, options.world_size, tick)
+        replicas = Replicas(coordinator, spec_for, options.world_size, tick)
         replicas.run()
         say = options.progress.say if replicas.groups and not replicas.apart else options.progress.warn
         say(summary(replicas, options.world_size, len(coordinator.ranks)))
