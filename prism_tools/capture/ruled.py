@@ -22,7 +22,9 @@ from prism_tools.tensors.rules import OBJECT_CALLS, SELF, Occasion, may_be_inven
 if TYPE_CHECKING:
     from prism_tools.capture.ranks import Spec
 
-Row = tuple[int, str, str, str, str]  # rule (UNRULED: none, INVENTED: none is needed), operation, group, dtype, call site
+Row = tuple[
+    int, str, str, str, str
+]  # rule (UNRULED: none, INVENTED: none is needed), operation, group, dtype, call site
 UNRULED, INVENTED = -1, -2
 
 
@@ -96,14 +98,18 @@ class RuledSession(Session):
         site = self.tracer.sites.texts[self.tracer.site_of(node)]
         occasion = Occasion(names, self._titles[slot], ordinal, dtype, size, site)
         if call.op is Op.RECV and call.peer < 0:
-            self.refuse(occasion, "who sends to a receive from any rank is not known; record this program without --rules")
+            self.refuse(
+                occasion, "who sends to a receive from any rank is not known; record this program without --rules"
+            )
         index = -1
         if len(ranks) > 1:
             index = self.rules.find(occasion)
             invented = index < 0 and may_be_invented(occasion)
             self._count(INVENTED if invented else index, occasion)
             if index < 0 and not (self.lenient or invented):
-                self.refuse(occasion, "no rule answers it, and integers and payloads of 64 KiB or less are never invented")
+                self.refuse(
+                    occasion, "no rule answers it, and integers and payloads of 64 KiB or less are never invented"
+                )
         generator = SELF if index < 0 else self.rules.rules[index].generator
         received = Received(
             call.op, call.ins, call.outs, call.reduce, call.factor, call.root, call.peer, self.rank, ranks, occasion

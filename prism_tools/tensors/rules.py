@@ -141,11 +141,11 @@ def _condition(key: str, value: Any) -> Callable[[Occasion], bool]:
         names = _words(value, DTYPES)
         return lambda occasion: occasion.dtype in names
     if key == "group":
-        pattern = _text(value)
-        return lambda occasion: any(fnmatch.fnmatchcase(name, pattern) for name in occasion.groups)
+        patterns = _patterns(value)
+        return lambda occasion: any(fnmatch.fnmatchcase(name, p) for name in occasion.groups for p in patterns)
     if key == "site":
-        pattern = _text(value)
-        return lambda occasion: fnmatch.fnmatchcase(occasion.site, pattern)
+        patterns = _patterns(value)
+        return lambda occasion: any(fnmatch.fnmatchcase(occasion.site, p) for p in patterns)
     if key == "size":
         return _size(value)
     if key == "ordinal":
@@ -161,10 +161,12 @@ def _words(value: Any, known: tuple[str, ...]) -> list[str]:
     return words
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text; * and ? stand for any")
-    return value
+def _patterns(value: Any) -> list[str]:
+    patterns = value if isinstance(value, list) else [value]
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ValueError(f"{pattern!r} is no text; * and ? stand for any")
+    return patterns
 
 
 def _size(value: Any) -> Callable[[Occasion], bool]:
