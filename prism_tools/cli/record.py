@@ -136,6 +136,8 @@ def _check_rules(options: argparse.Namespace) -> None:
     needing = [name for name in ("dedup", "explain_rules") if getattr(options, name)]
     if needing and options.rules is None:
         raise PrismError(f"--{needing[0].replace('_', '-')}: needs --rules RULES", status=2)
+    if options.dedup and isinstance(options.tensors, list):
+        raise PrismError("--tensors cut=: peers of RANKS need not run with --dedup; keep all, or none", status=2)
     if options.rules is not None and options.live:
         raise PrismError("--live: the peers are there; leave --rules out", status=2)
     if options.rules is not None and options.sends != "eager":

@@ -62,7 +62,7 @@ class Replicas:
                     slots = self._slots(members[0], rank)
                     assert slots is not None
                     self._announce(members[0], slots)
-                    traces[rank] = traces[members[0]] | {"slots": slots}
+                    traces[rank] = traces[members[0]] | {"slots": slots, "ran": members[0]}
         return traces
 
     def _run(self, wanted: list[int]) -> None:

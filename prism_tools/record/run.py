@@ -257,6 +257,8 @@ def _write(
 ) -> Graph:
     graph = build(traces, list(coordinator.groups.values()), launch, payload, coordinator.store.log, whole)
     provenance.append(graph, options.tool, options.argv)
+    if len(coordinator.ranks) < len(traces):
+        graph.ranks.ran = np.array([traces[rank].get("ran", rank) for rank in range(options.world_size)], np.int32)
     graph.payload.path = os.path.basename(payload.path)  # the two are in one folder
     file.write(graph, options.output)
     return graph

@@ -194,7 +194,7 @@ def test_explained(tmp_path):
     ]
     assert rows[1][7] == "job.py:6 <module>"
     assert "prism-record: rules.toml: 4 operations need a rule; see NO RULE above" in done.stderr.splitlines()
-    assert {path.name for path in tmp_path.iterdir()} == {"job.py", "rules.toml", "hooks.py", "__pycache__"}
+    assert {path.name for path in tmp_path.iterdir()} == {"job.py", "rules.toml", "hooks.py"}
 
 
 def test_replicas_of_gpt(stages):
