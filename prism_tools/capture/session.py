@@ -162,6 +162,17 @@ def peak_rss() -> int:
     return -1
 
 
+def new_session(client: Client, spec: Spec) -> Session:
+    """What captures a rank: with its peers, or by rules."""
+    kind: type[Session] = Session
+    if spec.rules is not None:
+        kind = importlib.import_module("prism_tools.capture.ruled").RuledSession
+    session = kind(client, spec.rank, spec.sandbox, spec.stop_after, spec.issue_cost)
+    session.eager_sends = spec.eager_sends
+    session.prepare(spec)
+    return session
+
+
 def start(client: Client, spec: Spec) -> Session:
     """Install capture in this process, before the user's program runs."""
     global SESSION
@@ -173,12 +184,7 @@ def start(client: Client, spec: Spec) -> Session:
     from prism_tools.capture.store import PrismStore, serve_prefixes
 
     rank = spec.rank
-    kind: type[Session] = Session
-    if spec.rules is not None:
-        kind = importlib.import_module("prism_tools.capture.ruled").RuledSession
-    SESSION = session = kind(client, rank, spec.sandbox, spec.stop_after, spec.issue_cost)
-    session.prepare(spec)
-    session.eager_sends = spec.eager_sends
+    SESSION = session = new_session(client, spec)
     groups.install()
     spawned.install(session)
     if spec.device == PRETEND_CUDA:

@@ -17,6 +17,10 @@ waits for another. The bare graph says what each rank did, in what order and wit
 it holds no times to rely on. If no rank can go on any more, a table says who waits where, for whom.
 A program that hangs only where sends wait for their receives shows this with --sends rendezvous.
 
+With --rules each rank runs alone: the rules of a TOML file say what it receives, and it waits for
+nobody. With --dedup one rank runs for all that do the same. share/doc/prism/rules.md describes the
+rules; share/prism/rules has some that are ready.
+
 With --live the command after -- is a launcher (torchrun, srun, mpiexec) of a real job, on GPUs or
 CPUs: it runs as it is, with its real backends, and the graph holds the measured times of all its
 ranks, ready for prism-calibrate. Each rank's Python needs prism-tools, and GPUs a C compiler once.
@@ -25,6 +29,7 @@ ahead of them: only then can the work of a GPU that waits for its host be told f
 
 EXAMPLES = """prism-record -n 8 -j 2 -o bare.h5 -- train.py --tp 2 --pp 2
 prism-record -n 64 --iterations 3 --tensors cut=0-3 -o bare.h5 -- -m package.train config.toml
+prism-record -n 8192 --dedup --rules rules.toml -o bare.h5 -- train.py --tp 8 --pp 8
 prism-record --live --warmup 3 --iterations 10 -o live.h5 -- torchrun --nproc-per-node 8 train.py"""
 
 EXIT_STATUS = """0 if every rank ended with 0; else the status of the first rank that failed, 128+N if signal N ended it.
@@ -41,7 +46,7 @@ ENVIRONMENT = {
 
 def get_parser() -> common.Parser:
     """The command line of prism-record."""
-    usage = "[options] (-n W | --live) -o FILE -- [-m] program|launcher [argument ...]"
+    usage = "[options] (-n W | --live) (-o FILE | --explain-rules) -- [-m] program|launcher [argument ...]"
     parser = common.new_parser("prism-record", usage, DESCRIPTION, EXAMPLES, ENVIRONMENT, EXIT_STATUS)
     add = parser.add_argument
     add("-n", "--world-size", metavar="W", type=common.positive, help="ranks of the program")

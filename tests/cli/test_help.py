@@ -12,7 +12,7 @@ HEAVY = ["torch", "h5py", "numba", "mpi4py", "matplotlib", "numpy"]
 SHARED = "--quiet --verbose --version"
 OPTIONS = {
     "record": "--world-size --jobs --output --live --nproc-per-node --warmup --iterations --reduce-order --sends "
-    "--pretend-cuda --tensors --tensor-budget",
+    "--pretend-cuda --tensors --tensor-budget --rules --dedup --explain-rules",
     "slice": "",
     "slice run": "file --size --output --ranks --index --repeat --no-probe --trust",
     "slice plan": "file --size",
