@@ -118,8 +118,8 @@ class RuledSession(Session):
             with torch.no_grad():
                 fill(received, generator)
         except Exception as error:  # a hook may raise anything
-            line = self.rules.rules[index].line if index >= 0 else 0
-            self.refuse(occasion, f"{self.rules.path}: line {line}: {generator.text}: {_one_line(error)}")
+            line = f"line {self.rules.rules[index].line}: {generator.text}" if index >= 0 else "no rule"
+            self.refuse(occasion, f"{self.rules.path}: {line}: {_one_line(error)}")
         if call.given and call.given[0].is_sparse:
             densified(call)
 

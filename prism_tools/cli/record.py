@@ -46,7 +46,7 @@ ENVIRONMENT = {
 
 def get_parser() -> common.Parser:
     """The command line of prism-record."""
-    usage = "[options] (-n W | --live) (-o FILE | --explain-rules) -- [-m] program|launcher [argument ...]"
+    usage = "[options] (-n W | --live) -o FILE -- [-m] program|launcher [argument ...]"
     parser = common.new_parser("prism-record", usage, DESCRIPTION, EXAMPLES, ENVIRONMENT, EXIT_STATUS)
     add = parser.add_argument
     add("-n", "--world-size", metavar="W", type=common.positive, help="ranks of the program")

@@ -11,6 +11,7 @@ from prism_tools.capture.ruled import INVENTED, UNRULED
 from prism_tools.capture.server import Operation, Rank
 from prism_tools.errors import PrismError
 from prism_tools.record.coordinator import Coordinator
+from prism_tools.record.turns import State
 from prism_tools.tensors.rules import Rules
 
 COLUMNS = ("rule", "answer", "operation", "group", "dtype", "bytes", "times", "at")
@@ -24,6 +25,7 @@ class Alone(Coordinator):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.waiting = deque()
+        self.inside: set[int] = set()  # ranks that have begun, and not left
         self.answered: dict[tuple, list[int]] = {}
         self.memberships: dict[int, tuple] = {}  # rank → every group that it saw made: (name, ranks)
 
@@ -34,8 +36,15 @@ class Alone(Coordinator):
         self.run(tick)
 
     def admit(self) -> None:
-        while self.waiting and self.turns.active + len(self.turns.ready) < self.turns.slots:
-            self.launch(self.waiting.popleft())
+        """Fork ranks while there is room. One that asks in vain for what another may bring takes none."""
+        if not self.waiting:
+            return
+        turns = [self.turns[number] for number in self.inside]
+        room = self.turns.slots - sum(t.state in (State.READY, State.ACTIVE) and not t.polls.since for t in turns)
+        for _ in range(min(room, len(self.waiting))):
+            spec = self.waiting.popleft()
+            self.inside.add(spec.rank)
+            self.launch(spec)
 
     def running(self) -> bool:
         return super().running() or bool(self.waiting)
@@ -53,6 +62,7 @@ class Alone(Coordinator):
         self.keep(rank, operation)
 
     def on_leave(self, rank: Rank, peer: wire.Peer) -> None:
+        self.inside.discard(rank.number)
         if rank.trace is not None:
             known = rank.trace["memberships"] = tuple(rank.trace["memberships"])
             self.memberships[rank.number] = self.shared.other(known)

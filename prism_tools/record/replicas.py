@@ -14,6 +14,7 @@ import numpy as np
 
 from prism_tools.capture import ranks
 from prism_tools.capture.server import Group
+from prism_tools.errors import PrismError
 from prism_tools.graph.names import ranks_text
 from prism_tools.graph.schema import Kind, Op
 from prism_tools.record.alone import Alone
@@ -67,7 +68,12 @@ class Replicas:
 
     def _run(self, wanted: list[int]) -> None:
         new = [rank for rank in wanted if rank not in self._coordinator.ranks]
-        self._coordinator.run_all(map(self._spec_of, new), self._tick)
+        try:
+            self._coordinator.run_all(map(self._spec_of, new), self._tick)
+        except PrismError as problem:
+            if self._coordinator.store.waiting:
+                problem.detail += "\na rank that was not run may be the one that sets it; leave --dedup out"
+            raise
 
     def _holds(self, groups: list[tuple[int, ...]]) -> bool:
         """Whether all members of each group do the same, as far as a sample shows: first one, then the first of every group

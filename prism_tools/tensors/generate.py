@@ -47,6 +47,11 @@ def fill(received: Received, generator: Generator) -> None:
     """Write what arrives into ``outs``. A rank's own part of what is gathered or exchanged is its own, whatever the rule.
     ValueError: the generator does not fit the operation; what a hook raises."""
     call = received
+    told = call.op in (Op.BROADCAST, Op.RECV, Op.SCATTER) and not call.ins
+    if told and len(call.occasion.calls) > 1 and generator.kind not in ("object", "python"):
+        raise ValueError(
+            "another rank's object is not made up; add a rule with object(LITERAL) or python:MODULE:FUNCTION"
+        )
     plain = Received(
         call.op,
         [tensor.detach().data for tensor in call.ins],

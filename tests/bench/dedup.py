@@ -1,4 +1,4 @@
-"""prism-record --dedup at scale: the example GPT (TP 8, PP 8, the rest DP) by rules: ranks run, minutes, bytes, and prism-inspect check."""
+"""prism-record --dedup at scale: the example GPT (TP 8, PP 8, the rest DP) by rules: ranks run, time, bytes, and a check."""
 
 import argparse
 import os

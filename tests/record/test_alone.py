@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from prism_tools.emulate.sandbox import open_payloads
 from prism_tools.graph import file
 from prism_tools.graph.check import check
 from prism_tools.graph.names import callsite_text
@@ -210,6 +211,11 @@ def test_replicas_of_gpt(stages):
     )
     assert 4 < ran <= 4 + 1 + 1 + 3  # groups; the last rank, which showed that not all do the same; compared
     assert {len(one.programs), len(two.programs)} == {2}
+    ranks = two.ranks.ran
+    assert one.ranks.ran is None and len(set(ranks.tolist())) == ran and (ranks[ranks] == ranks).all()
+    payloads, skipped = open_payloads(two, str(alone.path)), int(np.flatnonzero(ranks != np.arange(32))[0])
+    nodes = [node for rank, node in payloads.known if rank == ranks[skipped]]
+    assert nodes and all(payloads.get(skipped, n) == payloads.get(int(ranks[skipped]), n) is not None for n in nodes)
 
 
 ODD = """
@@ -233,6 +239,25 @@ def test_ranks_that_differ_are_all_run(tmp_path):
         "broadcast (job.py:10 <module>), all_reduce (job.py:8 <module>)); all 4 ranks were run\n"
     )
     assert len(done.lines("check")) == 4
+
+
+KEYS = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+store = dist.distributed_c10d._get_default_store()
+store.set(f"key{rank}", "value")
+store.get(f"key{(rank + 1) % world}")
+"""
+
+
+def test_keys_of_the_store(tmp_path):
+    """Ranks wait for each other's keys, if all run; a key of a rank that does not run is missed."""
+    rules = "[[rule]]\ngenerate = 'self'\n"
+    assert record(tmp_path, KEYS, rules, "-o", "g.h5", world=4).stderr == ""
+    lines = record(tmp_path, KEYS, rules, "-o", "d.h5", "--dedup", world=4, expect=1).stderr.splitlines()
+    assert lines[0] == "prism-record: deadlock: no rank can run"
+    assert "a rank that was not run may be the one that sets it; leave --dedup out" in lines
 
 
 @pytest.mark.parametrize(

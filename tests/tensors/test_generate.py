@@ -112,5 +112,8 @@ def test_a_file(tmp_path):
 def test_what_does_not_fit():
     with pytest.raises(ValueError, match="splits-zero answers counts, not float32; use zeros"):
         fill(received(Op.RECV, [], [torch.empty(2)]), Generator("splits-zero"))
+    with pytest.raises(ValueError, match="another rank's object is not made up"):
+        within = Occasion(("recv", "recv_object_list"), ("world", "0"), 0, "int64", 8, "")
+        fill(received(Op.RECV, [], [torch.empty(1)], occasion=within), Generator("self"))
     with pytest.raises(ValueError, match="object answers torch's object functions"):
         fill(received(Op.RECV, [], [torch.empty(2)]), Generator("object", (1,)))

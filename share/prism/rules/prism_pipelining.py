@@ -14,6 +14,8 @@ def metadata(_):
     while frame.f_code.co_name != "_recv_meta":
         frame = frame.f_back
     stage, source = frame.f_locals["self"], frame.f_locals["src_stage"]
+    if stage._user_meta.inputs is None and stage.stage_index:
+        raise ValueError("shapes are known to stages that were given input_args only")
     if source < stage.stage_index:
         return _utils._StageForwardMeta(stage._user_meta.inputs)
     return _utils._StageBackwardMeta(_utils._derive_grad_metas(stage._stage_meta.outputs))
