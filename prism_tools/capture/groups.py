@@ -377,7 +377,8 @@ def install() -> None:
     original = c10d._new_process_group_helper
 
     def helper(size: int, rank: int, global_ranks: list[int], *args: Any, **kwargs: Any) -> Any:
-        active.SESSION.pending_ranks = tuple(global_ranks) or tuple(range(size))
+        ranks = active.SESSION.pending_ranks = tuple(global_ranks) or tuple(range(size))
+        active.SESSION.made_group(str(kwargs["group_name"] if "group_name" in kwargs else args[2]), ranks)
         if not global_ranks:
             active.SESSION.enter(rank, size)
         return original(size, rank, global_ranks, *args, **kwargs)

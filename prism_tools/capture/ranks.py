@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from prism_tools.capture import immortal, imports
+from prism_tools.tensors.rules import Rules
 
 # What programs of any kind import sooner or later; importing them here once instead of in every rank.
 PRELOAD = (
@@ -40,7 +41,8 @@ PR_SET_PDEATHSIG = 1
 @dataclass
 class Spec:
     """What a rank process runs. ``output``: descriptor that becomes its stdout, or -1 to keep ours; ``body``: run this
-    function instead of the program ``argv``; ``device``: of Launch; ``issue_cost``, ``eager_sends``: see capture/session.py."""
+    function instead of the program ``argv``; ``device``: of Launch; ``issue_cost``, ``eager_sends``: see capture/session.py;
+    ``rules``, ``lenient``: the rank runs without its peers (capture/ruled.py)."""
 
     argv: list[str]
     cwd: str
@@ -59,6 +61,8 @@ class Spec:
     issue_cost: dict[int, int] | None = None
     eager_sends: bool = False
     device: str = "cpu"
+    rules: Rules | None = None
+    lenient: bool = False
 
 
 def threads_of_a_rank() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import random
@@ -62,8 +63,18 @@ class Session:
         """An operation whose arguments tracing does not understand is not traced."""
         return real(*args, **kwargs)
 
+    def prepare(self, spec: Spec) -> None:
+        """Before the program runs: nothing to do."""
+
     def enter(self, rank: int, size: int) -> None:
         """The default group is made: nothing to do, tracing began with the process."""
+
+    def made_group(self, name: str, ranks: tuple[int, ...]) -> None:
+        """The program makes a group of these global ranks, which need not have this rank among them."""
+
+    def last_words(self) -> dict[str, Any]:
+        """What goes with the trace."""
+        return {}
 
     def _ask_clock(self) -> tuple[str, int]:
         return self.client.request(("clock",))
@@ -102,6 +113,11 @@ class Session:
 
     def submit(self, call: Call, slot: int, node: int) -> RemoteWork:
         """Hand an operation to the server; never blocks."""
+        eager = call.op is Op.SEND and self.eager_sends
+        return RemoteWork(self, call, node, self.hand_over(call, slot, node, call.sync and not eager), eager)
+
+    def hand_over(self, call: Call, slot: int, node: int, blocks: bool) -> int:
+        """Tell the server of an operation, and what this rank contributes; ``blocks``: its caller waits at once. The opid."""
         sites = self.tracer.sites.texts
         while self._announced_sites < len(sites):
             self.client.post(("site", self._announced_sites, sites[self._announced_sites]))
@@ -109,12 +125,10 @@ class Session:
         opid = self.client.new_id()
         issued = self.to_leader(self.tracer.issued_at(node) - (self.tracer.debt if self.compensate else 0))
         descs = wire.descs_of(call.ins or call.outs) if call.op is not Op.BARRIER else []
-        eager = call.op is Op.SEND and self.eager_sends
         head = ("op", opid, node, slot, int(call.op), int(call.reduce), call.root, call.peer, call.tag)
-        blocks = call.sync and not eager
         tail = (descs, len(call.ins), self.tracer.site_of(node), issued, blocks, call.factor, call.whole)
         self.client.post(head + tail, wire.pack(call.ins))
-        return RemoteWork(self, call, node, opid, eager)
+        return opid
 
     def step_done(self) -> None:
         """An optimizer step ended (torch's global hook)."""
@@ -133,6 +147,7 @@ class Session:
         measured = clock.between(self.clock, clock.compare(self._ask_clock))
         trace["clock"] = (measured.offset, measured.drift, measured.error)
         trace["status"] = status
+        trace |= self.last_words()
         self.client.post(("trace", trace))
         self.client.request(("leave", status))
         os._exit(status)
@@ -147,6 +162,17 @@ def peak_rss() -> int:
     return -1
 
 
+def new_session(client: Client, spec: Spec) -> Session:
+    """What captures a rank: with its peers, or by rules."""
+    kind: type[Session] = Session
+    if spec.rules is not None:
+        kind = importlib.import_module("prism_tools.capture.ruled").RuledSession
+    session = kind(client, spec.rank, spec.sandbox, spec.stop_after, spec.issue_cost)
+    session.eager_sends = spec.eager_sends
+    session.prepare(spec)
+    return session
+
+
 def start(client: Client, spec: Spec) -> Session:
     """Install capture in this process, before the user's program runs."""
     global SESSION
@@ -158,8 +184,7 @@ def start(client: Client, spec: Spec) -> Session:
     from prism_tools.capture.store import PrismStore, serve_prefixes
 
     rank = spec.rank
-    SESSION = session = Session(client, rank, spec.sandbox, spec.stop_after, spec.issue_cost)
-    session.eager_sends = spec.eager_sends
+    SESSION = session = new_session(client, spec)
     groups.install()
     spawned.install(session)
     if spec.device == PRETEND_CUDA:

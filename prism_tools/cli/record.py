@@ -18,6 +18,10 @@ another. The bare graph says what each rank did, in what order and with which pa
 it holds no times to rely on. If no rank can go on any more, a table says who waits where, for whom.
 A program that hangs only where sends wait for their receives shows this with --sends rendezvous.
 
+With --rules each rank runs alone: the rules of a TOML file say what it receives, and it waits for
+nobody. With --dedup one rank runs for all that do the same. share/doc/prism/rules.md describes the
+rules; share/prism/rules has some that are ready.
+
 With --live the command after -- is a launcher (torchrun, srun, mpiexec) of a real job, on GPUs or
 CPUs: it runs as it is, with its real backends, and the graph holds the measured times of all its
 ranks, ready for prism-calibrate. Each rank's Python needs prism-tools, and GPUs a C compiler once.
@@ -26,6 +30,7 @@ ahead of them: only then can the work of a GPU that waits for its host be told f
 
 EXAMPLES = """prism-record -n 8 -j 2 -o bare.h5 -- train.py --tp 2 --pp 2
 prism-record -n 64 --iterations 3 --tensors cut=0-3 -o bare.h5 -- -m package.train config.toml
+prism-record -n 8192 --dedup --rules rules.toml -o bare.h5 -- train.py --tp 8 --pp 8
 prism-record --live --warmup 3 --iterations 10 -o live.h5 -- torchrun --nproc-per-node 8 train.py"""
 
 EXIT_STATUS = """0 if every rank ended with 0; else the status of the first rank that failed, 128+N if signal N ended it.
@@ -47,7 +52,7 @@ def get_parser() -> common.Parser:
     parser = common.new_parser("prism-record", usage, DESCRIPTION, EXAMPLES, ENVIRONMENT, EXIT_STATUS)
     add = parser.add_argument
     _add_places(add)
-    common.add_file(parser, "-o", "--output", metavar="FILE", required=True, help="write the graph to FILE")
+    common.add_file(parser, "-o", "--output", metavar="FILE", help="write the graph to FILE")
     add("--live", action="store_true", help="trace the real ranks that the command starts, with their times")
     add(
         "--nproc-per-node",
@@ -81,6 +86,7 @@ def get_parser() -> common.Parser:
         help="programs that need CUDA and NCCL run on CPUs: their structure, with nothing of a GPU's times or memory",
     )
     _add_payloads(add)
+    _add_rules(parser)
     common.add_command(parser, recorded=False)
     return parser
 
@@ -95,6 +101,26 @@ def _add_places(add: Callable[..., object]) -> None:
         metavar="N",
         type=common.positive,
         help="nodes of the Slurm allocation on which the ranks run (default: all; without Slurm 1: this machine)",
+    )
+
+
+def _add_rules(parser: common.Parser) -> None:
+    common.add_file(
+        parser,
+        "--rules",
+        metavar="RULES",
+        help="run each rank alone, and answer its communication by the rules of this TOML file (rules.md)",
+    )
+    parser.add_argument(
+        "--dedup",
+        action="store_true",
+        help="with --rules: run one rank for all that do the same, such as one of each data-parallel group, "
+        "and a few more to compare",
+    )
+    parser.add_argument(
+        "--explain-rules",
+        action="store_true",
+        help="with --rules: record nothing; print which rule answers which operations, and which have none",
     )
 
 
@@ -124,6 +150,22 @@ def _tensors(text: str) -> str | list[int]:
     raise argparse.ArgumentTypeError(f"{text!r} is not all, none, or cut=RANKS such as cut=0-3,8")
 
 
+def _check_rules(options: argparse.Namespace) -> None:
+    """PrismError: options that do not go together."""
+    needing = [name for name in ("dedup", "explain_rules") if getattr(options, name)]
+    if needing and options.rules is None:
+        raise PrismError(f"--{needing[0].replace('_', '-')}: needs --rules RULES", status=2)
+    if options.dedup and isinstance(options.tensors, list):
+        raise PrismError("--tensors cut=: peers of RANKS need not run with --dedup; keep all, or none", status=2)
+    if options.rules is not None and options.live:
+        raise PrismError("--live: the peers are there; leave --rules out", status=2)
+    if options.rules is not None and options.sends != "eager":
+        raise PrismError("--sends rendezvous: with --rules no rank waits for another; leave it out", status=2)
+    if options.explain_rules == (options.output is not None):
+        which = "--explain-rules records nothing; leave it out" if options.output else "name a file for the graph"
+        raise PrismError(f"-o: {which}", status=2)
+
+
 def _record(options: argparse.Namespace) -> int:
     if options.live and {options.world_size, options.jobs, options.nodes, options.nproc_per_node} != {None}:
         many = "-n, -j, --nodes, --nproc-per-node"
@@ -138,6 +180,7 @@ def _record(options: argparse.Namespace) -> int:
             raise PrismError("how many ranks? add -n W, or set PRISM_WORLD_SIZE", status=2)
     if options.command is None:
         raise PrismError("what shall run? add -- program [argument ...]", status=2)
+    _check_rules(options)
     if options.output == "-":
         raise PrismError("-o -: standard output belongs to the program; name a file", status=2)
     if options.live:

@@ -27,7 +27,7 @@ TIMES = ("host_issue", "ready", "start", "end")
 def open_payloads(graph: Graph, file: str) -> PayloadReader | None:
     """The recorded payloads, looked for beside the graph's ``file`` first; None if none were kept."""
     folder = "" if file == "-" else os.path.dirname(os.path.abspath(file))
-    return PayloadReader(graph.payload, folder) if graph.payload.uuid else None
+    return PayloadReader(graph.payload, folder, graph.ranks.ran) if graph.payload.uuid else None
 
 
 def check_kept(graph: Graph, matches: Matches, payloads: PayloadReader | None, sandbox: list[int], file: str) -> None:
@@ -36,7 +36,7 @@ def check_kept(graph: Graph, matches: Matches, payloads: PayloadReader | None, s
     if payloads is None or not asked:
         return
     for rank, node in crossing(graph, matches, sandbox):
-        if (rank, node) not in payloads.known and graph.values_of(rank).bytes[node]:
+        if payloads.entry(rank, node) is None and graph.values_of(rank).bytes[node]:
             remedy = f"replay exactly these, or record again with --tensors cut={ranks_text(sandbox)}"
             raise PrismError(f"{file_name(file)}: payloads were kept for ranks {cut} only; {remedy}")
 

@@ -80,13 +80,16 @@ class Values:
 
 @dataclass
 class Ranks:
-    """Per rank: program and value class (int32[W]), place (local_rank, node: int32[W]), slots[r][s] = group id."""
+    """Per rank: program and value class (int32[W]), place (local_rank, node: int32[W]), slots[r][s] = group id.
+
+    ``ran``: int32[W], the rank that really ran, whose payloads are this one's too; None: every rank ran itself."""
 
     program: np.ndarray
     values: np.ndarray
     local_rank: np.ndarray
     node: np.ndarray
     slots: list[np.ndarray]
+    ran: np.ndarray | None = None
 
 
 @dataclass

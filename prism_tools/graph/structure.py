@@ -39,6 +39,8 @@ def offsets_in_range(graph: Graph) -> list[str]:
         column = getattr(ranks, name)
         if len(column) != graph.world_size or _outside(column, 0, len(table)):
             return [f"ranks name {name} rows outside 0-{len(table) - 1}"]
+    if ranks.ran is not None and _outside(ranks.ran, 0, graph.world_size):
+        lines.append(f"ranks name a rank that ran outside 0-{graph.world_size - 1}")
     for p, program in enumerate(graph.programs):
         if any(len(program.columns.get(name, ())) != len(program) for name in NODE_COLUMNS):
             lines.append(f"program {p}: its columns are not equally long")

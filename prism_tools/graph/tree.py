@@ -41,6 +41,7 @@ def to_tree(graph: Graph) -> Tree:
         "ranks": {
             **{name: np.asarray(getattr(graph.ranks, name), "i4") for name in RANK_COLUMNS},
             "slots": pack_rows(graph.ranks.slots, "i4"),
+            **({} if graph.ranks.ran is None else {"ran": np.asarray(graph.ranks.ran, "i4")}),
         },
         "lanes": pack_strings(graph.lanes),
         "strings": pack_strings(graph.strings),
@@ -200,7 +201,8 @@ def _values(group: Fields) -> list[Values]:
 def _ranks(group: Fields, world_size: int) -> Ranks:
     slots = group.rows("slots", "i4", world_size)
     columns = {name: group.array(name, "i4", world_size) for name in RANK_COLUMNS}
-    return Ranks(slots=split(slots.offset, slots.data), **columns)
+    ran = group.array("ran", "i4", world_size) if "ran" in group else None
+    return Ranks(slots=split(slots.offset, slots.data), ran=ran, **columns)
 
 
 def _store(group: Fields) -> StoreLog:

@@ -28,14 +28,15 @@ class Shared:
         """The trace of a recorded rank with equal parts shared, and without times, which mean nothing in a recording."""
         columns = {name: self._array(column) for name, column in trace["columns"].items()}
         arrays: dict[str, Any] = {name: self._array(trace[name]) for name in ("edges", *ARRAYS)}
-        alike: dict[str, Any] = {name: self._other(tuple(trace[name])) for name in ("sites", "slots")}
+        alike: dict[str, Any] = {name: self.other(tuple(trace[name])) for name in ("sites", "slots")}
         rest: dict[str, Any] = {name: trace[name] for name in ("rss", "status") if name in trace}
         return {"columns": columns, **arrays, **alike, **rest}
 
     def _array(self, array: np.ndarray) -> np.ndarray:
         return self._arrays.setdefault((array.dtype.str, array.shape, hashlib.blake2b(array.tobytes()).digest()), array)
 
-    def _other(self, value: Any) -> Any:
+    def other(self, value: Any) -> Any:
+        """The first of equal values."""
         return self._others.setdefault(value, value)
 
 

@@ -84,6 +84,7 @@ class Coordinator(Server):
         """Run until every rank has left. PrismError: deadlock, mismatch, or a failed rank."""
         gc.disable()  # messages make no cycles, and a collection would hold up every rank
         while self.running():
+            self.admit()
             self.turns.start()
             if not self.poll(STALL_POLL if self.watching else LOOK) and self.watching:
                 self._look_for_stalls()
@@ -185,15 +186,22 @@ class Coordinator(Server):
 
     # --- what ranks say
 
-    def on_op(self, rank: Rank, peer: wire.Peer, operation: Operation) -> None:
-        turn = self.turns[rank.number]
-        turn.last = operation
-        self.expired.clear()
+    def admit(self) -> None:
+        """Fork more ranks, where not all of them are there from the beginning."""
+
+    def keep(self, rank: Rank, operation: Operation) -> None:
+        """Note an operation, and keep what the rank contributes if that is wanted."""
+        self.turns[rank.number].last = operation
         if operation.has_input:
             essential = is_essential(operation)
             if essential or is_wanted(rank.number, operation, self.cut):
                 place = (rank.number, operation.node)
                 self.payloads.add(place, operation.descs, operation.payload, essential)
+
+    def on_op(self, rank: Rank, peer: wire.Peer, operation: Operation) -> None:
+        turn = self.turns[rank.number]
+        self.expired.clear()
+        self.keep(rank, operation)
         if not (operation.op is Op.SEND and turn.eager_sends):
             turn.issued[operation.opid] = operation
         refused = refusal_of(operation)

@@ -8,7 +8,9 @@ import secrets
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +23,20 @@ from prism_tools.graph.names import ranks_text
 from prism_tools.graph.schema import EPILOGUE, PRETEND_CUDA, PROLOGUE, UNKNOWN, ReduceOrder
 from prism_tools.graph.stream import signals_wait
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
+from prism_tools.record.alone import Alone, explanation, unanswered
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
 from prism_tools.record.nodes import NodesCoordinator
+from prism_tools.record.replicas import Replicas, summary
 from prism_tools.tensors.payload import PayloadWriter
+from prism_tools.tensors.rules import Rules, load
 
 
 def record(options: argparse.Namespace) -> int:
     """Record the program of ``options``; returns the exit status. PrismError: deadlock, mismatch, a failed rank, no space."""
     check_program(options.command)
+    if options.explain_rules:
+        return explain(options)
     check_writable(options.output)
     if os.path.exists(options.output) and not os.path.isfile(options.output):
         raise PrismError(f"{options.output}: is a pipe or a device; name a file, beside which payloads can lie")
@@ -37,26 +44,25 @@ def record(options: argparse.Namespace) -> int:
     cut = cut_ranks(options)
     payloads = PayloadWriter(payload_path(options.output), options.tensor_budget)
     options.progress.log = options.verbose > 0 and not options.quiet
-    coordinator = coordinator_of(options, payloads, cut, launch)
+    rules = load(options.rules) if options.rules else None
+    coordinator = coordinator_of(options, payloads, cut, launch, rules)
     try:
         mode = tensors_text(options.tensors)
         where = f" on each of {coordinator.count} nodes" if isinstance(coordinator, NodesCoordinator) else ""
         options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time{where}; payloads: {mode}")
         coordinator.prepare(imports.modules_of(launch.argv, launch.cwd), options.pretend_cuda)
         pace = Pace()
-        for rank in range(options.world_size):
-            coordinator.launch(spec_of(launch, rank, options.sends == "eager"))
         try:
-            coordinator.run(lambda: show_progress(options, coordinator, pace))
+            traces = _run(options, coordinator, launch, rules, pace)
         except PrismError as problem:
             _keep_partial(options, coordinator, launch, problem)
             raise
         kept = payloads.finish(f"partial {mode}".removesuffix(" all") if payloads.lost else mode)
         with signals_wait():  # a kill may come between the two: the reader then finds the store under its other name
-            graph = _write(options, coordinator, launch, kept)
+            graph = _write(options, coordinator, launch, kept, traces)
             payloads.commit()
         options.progress.say(
-            f"{len(coordinator.ranks)} ranks recorded: {coordinator.turns.switches:,} switches in {pace.elapsed():.1f} s"
+            f"{len(traces)} ranks recorded: {coordinator.turns.switches:,} switches in {pace.elapsed():.1f} s"
         )
         if payloads.lost:
             options.progress.warn(loss_text(graph, payloads))
@@ -67,12 +73,42 @@ def record(options: argparse.Namespace) -> int:
 
 
 def coordinator_of(
-    options: argparse.Namespace, payloads: PayloadWriter, cut: frozenset[int] | None, launch: Launch
+    options: argparse.Namespace,
+    payloads: PayloadWriter,
+    cut: frozenset[int] | None,
+    launch: Launch,
+    rules: Rules | None,
 ) -> Coordinator:
-    """The coordinator of ranks on this machine, or on several nodes, but no more than there are ranks."""
+    """The coordinator of ranks on this machine, or on several nodes, but no more than there are ranks. Those that rules
+    answer run alone, here."""
     arguments = (options.jobs, payloads, cut, launch.reduce_order)
     nodes = min(options.nodes, options.world_size)
+    if rules is not None:
+        if nodes > 1:
+            options.progress.warn("with --rules the ranks run on this node only")
+        return Alone(*arguments)
     return NodesCoordinator(nodes, options.world_size, *arguments) if nodes > 1 else Coordinator(*arguments)
+
+
+def explain(options: argparse.Namespace) -> int:
+    """Run the ranks, record nothing, and print which rule answers what; 1 if an operation has none and needs one."""
+    rules = load(options.rules)
+    launch = describe(options, fix_hash_seed())
+    with tempfile.TemporaryDirectory() as folder:
+        payloads = PayloadWriter(os.path.join(folder, "explain.payload"), 0)
+        coordinator = Alone(options.jobs, payloads, frozenset(), launch.reduce_order)
+        try:
+            ranks.preload(True, imports.modules_of(launch.argv, launch.cwd), options.pretend_cuda)
+            _run(options, coordinator, launch, rules, Pace())
+        finally:
+            coordinator.close()
+            payloads.discard()
+    options.progress.clear()
+    print(explanation(rules, coordinator.answered))
+    lacking = unanswered(coordinator.answered)
+    if lacking:
+        raise PrismError(f"{options.rules}: {lacking:,} operations need a rule; see NO RULE above")
+    return 0
 
 
 def cut_ranks(options: argparse.Namespace) -> frozenset[int] | None:
@@ -196,12 +232,52 @@ def show_progress(options: argparse.Namespace, coordinator: Coordinator, pace: P
     )
 
 
+def _run(
+    options: argparse.Namespace, coordinator: Coordinator, launch: Launch, rules: Rules | None, pace: Pace
+) -> dict[int, Any]:
+    """Run the ranks, all of them or one for many; returns the traces of all. PrismError: as for Coordinator.run."""
+
+    def tick() -> None:
+        show_progress(options, coordinator, pace)
+
+    def spec_for(rank: int) -> ranks.Spec:
+        spec = spec_of(launch, rank, options.sends == "eager")
+        output = sys.stderr.fileno() if options.explain_rules else -1  # stdout is the table's
+        return replace(spec, rules=rules, lenient=options.explain_rules, output=output)
+
+    specs = map(spec_for, range(options.world_size))
+    if not isinstance(coordinator, Alone):
+        for one in specs:
+            coordinator.launch(one)
+        coordinator.run(tick)
+    elif not options.dedup:
+        coordinator.run_all(specs, tick)
+    else:
+        replicas = Replicas(coordinator, spec_for, options.world_size, tick)
+        replicas.run()
+        say = options.progress.say if replicas.groups and not replicas.apart else options.progress.warn
+        say(summary(replicas, options.world_size, len(coordinator.ranks)))
+        return replicas.traces()
+    return traces_of(coordinator)
+
+
+def traces_of(coordinator: Coordinator) -> dict[int, Any]:
+    """What the ranks that ran have sent."""
+    return {number: rank.trace for number, rank in coordinator.ranks.items() if rank.trace is not None}
+
+
 def _write(
-    options: argparse.Namespace, coordinator: Coordinator, launch: Launch, payload: Payload, whole: bool = True
+    options: argparse.Namespace,
+    coordinator: Coordinator,
+    launch: Launch,
+    payload: Payload,
+    traces: dict[int, Any],
+    whole: bool = True,
 ) -> Graph:
-    traces = {number: rank.trace for number, rank in coordinator.ranks.items() if rank.trace is not None}
     graph = build(traces, list(coordinator.groups.values()), launch, payload, coordinator.store.log, whole)
     provenance.append(graph, options.tool, options.argv)
+    if len(coordinator.ranks) < len(traces):
+        graph.ranks.ran = np.array([traces[rank].get("ran", rank) for rank in range(options.world_size)], np.int32)
     graph.payload.path = os.path.basename(payload.path)  # the two are in one folder
     file.write(graph, options.output)
     return graph
@@ -213,7 +289,7 @@ def _keep_partial(options: argparse.Namespace, coordinator: Coordinator, launch:
     if os.path.exists(options.output):  # an older recording is worth more than this one
         options.output = str(Path(options.output).with_suffix(".partial.h5"))
     try:
-        _write(options, coordinator, launch, Payload(), whole=False)
+        _write(options, coordinator, launch, Payload(), traces_of(coordinator), whole=False)
     except (PrismError, OSError) as error:
         problem.detail = (problem.detail + f"\nno partial graph: {error}").strip("\n")
         return

@@ -68,7 +68,11 @@ class Turns(dict[int, Turn]):
 
     def any_can_run(self) -> bool:
         """Whether a rank runs or is ready to."""
-        return self.active > 0 or any(self.ready.values())
+        return self.active > 0 or self.queued() > 0
+
+    def queued(self) -> int:
+        """How many ranks are ready to run."""
+        return sum(map(len, self.ready.values()))
 
     def start(self) -> None:
         """Give free slots to ready ranks."""

@@ -168,9 +168,10 @@ def _remove_orphans(path: str, whole: bool) -> None:
 
 class PayloadReader:
     """Random access to a payload store: at its path, else the one of its name in folder ``beside`` (the graph's own).
-    Contents are verified when they are read. ``known``: what each contribution's entry says of its content."""
+    Contents are verified when they are read. ``known``: what each contribution's entry says of its content.
+    ``ran``: int32[W], whose contributions are each rank's (None: its own)."""
 
-    def __init__(self, payload: Payload, beside: str = "") -> None:
+    def __init__(self, payload: Payload, beside: str = "", ran: np.ndarray | None = None) -> None:
         self.path = _found(payload, beside)
         try:
             self._file = open(self.path, "rb")
@@ -196,12 +197,17 @@ class PayloadReader:
         self.summaries = np.frombuffer(tables, SUMMARY, rows[2], lengths[0] + lengths[1])
         self.known: dict[Place, int] = {(rank, node): content for rank, node, content in self.entries.tolist()}
         self._ready: dict[int, memoryview] = {}
+        self._ran = None if ran is None else ran.tolist()
+
+    def entry(self, rank: int, node: int) -> int | None:
+        """What is known of the rank's contribution; None: nothing."""
+        return self.known.get((rank if self._ran is None else self._ran[rank], node))
 
     def get(self, rank: int, node: int) -> memoryview | None:
         """The contribution's bytes (writable, as torch wants them; leave them alone), or None where it was not kept.
         PrismError if they are damaged."""
-        blob = self.known.get((rank, node), -1)
-        if blob < 0:
+        blob = self.entry(rank, node)
+        if blob is None or blob < 0:
             return None
         ready = self._ready.get(blob)
         return self._decoded(blob, rank, node) if ready is None else ready
@@ -211,8 +217,8 @@ class PayloadReader:
         neither reads nor verifies, and a replay's deliveries come in time."""
         self._ready, total = {}, 0
         for rank, node in places:
-            blob = self.known.get((rank, node), -1)
-            if blob >= 0 and blob not in self._ready:
+            blob = self.entry(rank, node)
+            if blob is not None and blob >= 0 and blob not in self._ready:
                 total += int(self.blobs["length"][blob])
                 if total > LOADED:
                     break

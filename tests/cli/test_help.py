@@ -12,7 +12,7 @@ HEAVY = ["torch", "h5py", "numba", "mpi4py", "matplotlib", "numpy", "submitit"]
 SHARED = "--quiet --verbose --version"
 OPTIONS = {
     "record": "--world-size --jobs --nodes --output --live --nproc-per-node --warmup --iterations --reduce-order --sends "
-    "--pretend-cuda --tensors --tensor-budget",
+    "--pretend-cuda --tensors --tensor-budget --rules --dedup --explain-rules",
     "slice": "",
     "slice run": "file --size --cover --output --ranks --index --repeat --passes --parallel --force --no-probe --slurm "
     "--slurm-args --trust",

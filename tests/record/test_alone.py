@@ -1,0 +1,278 @@
+"""Recordings by rules beside switched ones: the same nodes where values do not steer, and the differences where they do."""
+
+import re
+
+import numpy as np
+import pytest
+
+from prism_tools.emulate.sandbox import open_payloads
+from prism_tools.graph import file
+from prism_tools.graph.check import check
+from prism_tools.graph.names import callsite_text
+from prism_tools.graph.schema import Op
+from tests.tools import ROOT, program, run
+
+RULES = ROOT / "share" / "prism" / "rules"
+SELF = RULES / "self.toml"
+GPT = ("--tp", 2, "--pp", 2, "--layers", 2, "--microbatches", 2, "--steps", 2)
+EXPERTS = ("--ep", 2, "--layers", 1, "--steps", 2)
+
+
+def groups_of(graph, rank):
+    names = [(graph.groups.name[k], graph.groups.desc[k], graph.groups.backend[k]) for k in graph.ranks.slots[rank]]
+    return names, [graph.groups.members[k].tolist() for k in graph.ranks.slots[rank]]
+
+
+def differing(switched, alone):
+    """Ranks whose nodes, edges or groups are not the same in both graphs."""
+    odd = []
+    for rank in range(switched.world_size):
+        one, two = switched.program_of(rank), alone.program_of(rank)
+        same = len(one) == len(two) and np.array_equal(one.edges, two.edges)
+        for name in one.columns if same else ():
+            if name == "callsite":
+                sites = [[callsite_text(g, rank, n) for n in range(len(one))] for g in (switched, alone)]
+                same = same and sites[0] == sites[1]
+            else:
+                same = same and np.array_equal(one.columns[name], two.columns[name])
+        if not same or groups_of(switched, rank) != groups_of(alone, rank):
+            odd.append(rank)
+    return odd
+
+
+def sizes_apart(switched, alone):
+    """Operations whose bytes or splits differ."""
+    found = set()
+    for rank in range(switched.world_size):
+        one, two = switched.values_of(rank), alone.values_of(rank)
+        for node in range(len(switched.program_of(rank))):
+            if one.bytes[node] != two.bytes[node] or one.splits[node].tolist() != two.splits[node].tolist():
+                found.add(Op(switched.program_of(rank).op[node]).name)
+    return found
+
+
+def switches(made):
+    return int(re.search(r"recorded: ([\d,]+) switches", made.stderr)[1].replace(",", ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "rules", "apart"),
+    [
+        ("ddp.py", (), "self.toml", set()),
+        ("gpt.py", GPT, "pipelining.toml", set()),
+        ("gpt.py", EXPERTS, "self.toml", {"ALL_TO_ALL"}),
+        ("steered.py", (), "training.toml", {"ALL_TO_ALL"}),
+    ],
+)
+def test_node_for_node(name, arguments, rules, apart, stages):
+    world = 8 if "--pp" in arguments else 4
+    switched = stages.recorded(name, *arguments, world=world)
+    alone = stages.recorded(name, *arguments, world=world, options=("-v", "--rules", RULES / rules))
+    one, two = file.read(switched.path), file.read(alone.path)
+    assert differing(one, two) == []
+    assert sizes_apart(one, two) == apart
+    assert apart or check(two) == []
+    assert switches(alone) == world  # each rank has run at a stretch
+
+
+def test_what_steers_is_ruled(stages):
+    rules = ("-v", "--rules", RULES / "training.toml")
+    lines = stages.recorded("steered.py", world=4, options=rules).lines("check")
+    assert len(lines) == 4 * 3
+    for line in lines:
+        rank, received, tokens = re.fullmatch(r"check rank (\d) step \d (\[.*?\]) \[(\[.*\])\]", line).groups()
+        peer = 1 - int(rank) // 2
+        assert eval(received)[peer] == 0 < eval(received)[1 - peer]
+        assert all(0 <= token < 50 for row in eval(f"[{tokens}]") for token in row)
+
+
+HOOKED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+value = torch.tensor([float(rank + 1)])
+dist.all_reduce(value)
+objects = [None] * 2
+dist.all_gather_object(objects, {"of": rank})
+told = [None, None]
+if rank == 0:
+    told = ["from", 0]
+dist.broadcast_object_list(told, 0)
+print(f"check rank {rank} {value.item()} {objects} {told}\\n", end="", flush=True)
+"""
+HOOKS = """
+[[rule]]
+op = "all_reduce"
+generate = "python:hooks:add_up"
+[[rule]]
+op = "broadcast_object_list"
+generate = "python:hooks:tell"
+[[rule]]
+generate = "self"
+"""
+
+
+def record(folder, text, rules, *options, world=2, expect=0):
+    (folder / "job.py").write_text(text)
+    (folder / "rules.toml").write_text(rules)
+    words = ["-n", world, "-j", 2, "--rules", "rules.toml", *options, "--", "job.py"]
+    return run("record", *words, cwd=folder, expect=expect)
+
+
+HOOK = """
+def add_up(call):
+    assert call.outs[0].item() == 2 * (call.me + 1) and call.ranks == (0, 1)
+    call.outs[0].fill_(10 + call.rank)
+def tell(call):
+    return "told"
+"""
+
+
+def test_hooks(tmp_path):
+    (tmp_path / "hooks.py").write_text(HOOK)
+    done = record(tmp_path, HOOKED, HOOKS, "-o", "g.h5")
+    assert done.lines("check") == [
+        "check rank 0 10.0 [{'of': 0}, {'of': 0}] ['from', 0]",
+        "check rank 1 11.0 [{'of': 1}, {'of': 1}] ['told', 'told']",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "hook", "message"),
+    [
+        (
+            HOOKS,
+            "def add_up(call):\n    return 1 // 0\n",
+            "line 2: python:hooks:add_up: ZeroDivisionError: integer division",
+        ),
+        (HOOKS, "", "rules.toml: line 2: python:hooks:add_up: module hooks has no add_up"),
+        (
+            "",
+            "",
+            "all_reduce 4 B float32 on world #0 (job.py:6 <module>): no rule answers it, and integers and payloads of "
+            "64 KiB or less are never invented",
+        ),
+    ],
+)
+def test_what_cannot_be_answered_ends_the_recording(rules, hook, message, tmp_path):
+    (tmp_path / "hooks.py").write_text(hook)
+    done = record(tmp_path, HOOKED, rules, "-o", "g.h5", expect=1)
+    first, second = done.stderr.splitlines()
+    assert re.match(r"prism-record: rank [01]: all_reduce 4 B float32 on world #0 ", first) and message in first
+    assert second == "partial graph kept in g.h5 (incomplete)"
+
+
+def test_a_receive_from_anyone(tmp_path):
+    done = record(
+        tmp_path,
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\ndist.recv(torch.empty(1))\n",
+        "[[rule]]\ngenerate = 'self'\n",
+        "-o",
+        "g.h5",
+        expect=1,
+    )
+    assert "who sends to a receive from any rank is not known; record this program without --rules" in done.stderr
+
+
+def test_explained(tmp_path):
+    (tmp_path / "hooks.py").write_text(HOOK)
+    done = record(
+        tmp_path,
+        HOOKED,
+        HOOKS.replace('generate = "self"', "op = 'recv'\ngenerate = 'zeros'"),
+        "--explain-rules",
+        expect=1,
+    )
+    rows = [re.split(r"  +", line) for line in done.stdout.splitlines()]
+    assert [row[:7] for row in rows] == [
+        ["rule", "answer", "operation", "group", "dtype", "bytes", "times"],
+        ["line 2", "python:hooks:add_up", "all_reduce", "world", "float32", "4", "2"],
+        ["line 5", "python:hooks:tell", "broadcast_object_list", "world", "int64", "16", "1"],
+        ["line 5", "python:hooks:tell", "broadcast_object_list", "world", "uint8", rows[3][5], "1"],
+        ["-", "NO RULE", "all_gather_object", "world", "int64", "8", "2"],
+        ["-", "NO RULE", "all_gather_object", "world", "uint8", rows[5][5], "2"],
+        ["line 8", "zeros", "nothing", "-", "-", "-", "0"],
+    ]
+    assert rows[1][7] == "job.py:6 <module>"
+    assert "prism-record: rules.toml: 4 operations need a rule; see NO RULE above" in done.stderr.splitlines()
+    assert {path.name for path in tmp_path.iterdir()} == {"job.py", "rules.toml", "hooks.py"}
+
+
+def test_replicas_of_gpt(stages):
+    """32 ranks: TP 2, PP 2, DP 8. One rank of each of four groups, and a sample."""
+    arguments = (*GPT, "--batch", 4)
+    switched = stages.recorded("gpt.py", *arguments, world=32)
+    options = ("-v", "--dedup", "--rules", RULES / "pipelining.toml")
+    alone = stages.recorded("gpt.py", *arguments, world=32, options=options)
+    one, two = file.read(switched.path), file.read(alone.path)
+    assert differing(one, two) == [] and sizes_apart(one, two) == set() and check(two) == []
+    ran = int(
+        re.search(r"one rank of each mesh_dp group stands for the others; (\d+) of 32 ranks were run", alone.stderr)[1]
+    )
+    assert 4 < ran <= 4 + 1 + 1 + 3  # groups; the last rank, which showed that not all do the same; compared
+    assert {len(one.programs), len(two.programs)} == {2}
+    ranks = two.ranks.ran
+    assert one.ranks.ran is None and len(set(ranks.tolist())) == ran and (ranks[ranks] == ranks).all()
+    payloads, skipped = open_payloads(two, str(alone.path)), int(np.flatnonzero(ranks != np.arange(32))[0])
+    nodes = [node for rank, node in payloads.known if rank == ranks[skipped]]
+    assert nodes and all(payloads.get(skipped, n) == payloads.get(int(ranks[skipped]), n) is not None for n in nodes)
+
+
+ODD = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+value = torch.ones(1)
+dist.all_reduce(value)
+if rank == dist.get_world_size() - 1:
+    dist.all_reduce(value)
+else:
+    dist.broadcast(value, 0)
+print(f"check rank {rank}\\n", end="", flush=True)
+"""
+
+
+def test_ranks_that_differ_are_all_run(tmp_path):
+    done = record(tmp_path, ODD, "[[rule]]\ngenerate = 'self'\n", "-o", "g.h5", "--dedup", world=4)
+    assert done.stderr == (
+        "prism-record: warning: no groups have members that do the same (ranks 0 and 3 differ first at node 3: "
+        "broadcast (job.py:10 <module>), all_reduce (job.py:8 <module>)); all 4 ranks were run\n"
+    )
+    assert len(done.lines("check")) == 4
+
+
+KEYS = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+store = dist.distributed_c10d._get_default_store()
+store.set(f"key{rank}", "value")
+store.get(f"key{(rank + 1) % world}")
+"""
+
+
+def test_keys_of_the_store(tmp_path):
+    """Ranks wait for each other's keys, if all run; a key of a rank that does not run is missed."""
+    rules = "[[rule]]\ngenerate = 'self'\n"
+    assert record(tmp_path, KEYS, rules, "-o", "g.h5", world=4).stderr == ""
+    lines = record(tmp_path, KEYS, rules, "-o", "d.h5", "--dedup", world=4, expect=1).stderr.splitlines()
+    assert lines[0] == "prism-record: deadlock: no rank can run"
+    assert "a rank that was not run may be the one that sets it; leave --dedup out" in lines
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-n", 2, "-o", "g.h5", "--dedup"], "--dedup: needs --rules RULES"),
+        (["-n", 2, "--explain-rules"], "--explain-rules: needs --rules RULES"),
+        (
+            ["-n", 2, "--rules", SELF, "--explain-rules", "-o", "g.h5"],
+            "-o: --explain-rules records nothing; leave it out",
+        ),
+        (["-n", 2, "--rules", SELF], "-o: name a file for the graph"),
+        (["--live", "-o", "g.h5", "--rules", SELF], "--live: the peers are there; leave --rules out"),
+    ],
+)
+def test_options_that_do_not_go_together(options, message, tmp_path):
+    done = run("record", *options, "--", program("ddp.py"), cwd=tmp_path, expect=2)
+    assert done.stderr == f"prism-record: {message}\n"
