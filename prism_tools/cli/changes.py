@@ -16,7 +16,7 @@ UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 SELECTORS = """A selector is words KEY=VALUES, all of which must hold:
 op: an operation, such as all_reduce
 group: a process group's name, or a dimension of the device mesh
-lane: host, gloo, or a stream, as prism-inspect nodes names it
+lane: host, gloo, or a stream of a device, such as 'stream 0'
 rank, iteration: numbers such as 0-3,8; a bare word of them is ranks
 at: a call site: the file, FILE:LINE, or the function; a compute span
 has the one that it leads to
