@@ -13,16 +13,21 @@ if TYPE_CHECKING:
 
 MOST = 10**15  # ns, eleven days; the largest factor is 10**6: sums of what they make fit int64
 UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
-SELECTORS = """A selector is a list of KEY=VALUES words, all of which must hold. The keys are op, group (name or mesh
-dimension), lane, rank, at (a call site: the file, FILE:LINE, or the function; a compute span has the
-one it leads to), kind (compute, comm, wait, mark) and iteration. VALUES is a comma list, of which
-one must hold: names are shell patterns, ranks and iterations such as 0-3,8. A word of numbers alone
-means ranks. Values with blanks are quoted. Without kind, selectors with op, group or at mean
-communication, those with lane all that runs there, and others compute spans. Members of one
-operation always change together.
-
-The last = separates the selector from the factor or time; times have a unit: ns, us, ms or s.
-Changes are made in the order in which they are given."""
+SELECTORS = """A selector is words KEY=VALUES, all of which must hold:
+op: an operation, such as all_reduce
+group: a process group's name, or a dimension of the device mesh
+lane: host, gloo, or a stream of a device, such as 'stream 0'
+rank, iteration: numbers such as 0-3,8; a bare word of them is ranks
+at: a call site: the file, FILE:LINE, or the function; a compute span
+has the one that it leads to
+kind: compute, comm, wait or mark. Without it, selectors with op,
+group or at mean communication, those with lane all that runs there,
+and others compute spans
+VALUES is a comma list, of which one must hold; names are shell
+patterns, those with blanks quoted. Members of one operation always
+change together. The last = separates the selector from the factor or
+time; times have a unit: ns, us, ms or s. Changes are made in the order
+in which they are given."""
 
 
 def add_changes(parser: argparse.ArgumentParser) -> None:

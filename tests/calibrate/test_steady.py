@@ -83,13 +83,24 @@ def test_what_cannot_be_repeated_is_said():
     assert steady(other, [[1, 0, 1, 1, 0]]).problem == "no two counted iterations in a row do the same"
 
     def skewed(rank):  # rank 1 receives in the next iteration what rank 0 sends in this one
-        send, receive = comm("send", "world", 8, peer=1), comm("recv", "world", 8, peer=0)
-        late = [[compute(), step()], [compute(), receive, step()], [compute(), receive, step()]]
-        return sum(late, []) if rank else [compute(), send, step()] * 2 + [compute(), step()]
+        messages = [comm("recv", "world", 8, peer=0) if rank else comm("send", "world", 8, peer=1)] * 3
+        wanted = [compute(), *messages] if rank else [*messages, compute()]
+        own = comm("barrier", f"own{rank}")
+        return [node for message in wanted for node in (compute(), message, compute(), own, step())]
 
-    graph = build(2, {"world": [0, 1]}, skewed)
+    graph = build(2, {"world": [0, 1], "own0": [0], "own1": [1]}, skewed)
     found = steady(graph, [[0] * len(graph.program_of(rank)) for rank in range(2)])
-    assert "do the same" in found.problem
+    assert found.problem == "rank 1 recv on world (train.py:1 recv) meets another iteration"
+
+    def patient(rank):  # waits for what was issued two iterations before
+        listed = []
+        for k in range(5):
+            listed += [compute(), comm("barrier", "world", name=f"b{k}", is_async=True)]
+            listed += [compute(), wait(*([f"b{k - 2}"] if k > 1 else [])), step()]
+        return listed
+
+    found = steady(build(1, {"world": [0]}, patient), [[1] * 25])
+    assert found.problem == "rank 0 wait (train.py:2 wait) waits for an iteration before the last"
     assert steady(build(1, {"world": [0]}, lambda rank: [compute()]), [[1]]) is None
 
 
