@@ -18,7 +18,7 @@ from prism_tools.graph.schema import Op, Reduce
 from prism_tools.tensors.refusals import refusal
 
 FULL_POLL = 0.001  # seconds between attempts to send what a full socket did not take
-LAST_WORDS = ("trace", "clock", "leave", "channel", "push")  # what is heard once a run is given up
+LAST_WORDS = ("group", "trace", "clock", "leave", "channel", "push")  # what is heard once a run is given up
 GRACE = 10.0  # seconds that ranks get to send their traces and leave when a run is given up
 
 
