@@ -18,7 +18,11 @@ DESTDIR ?=
 HAS_TORCH := from importlib.metadata import version; v = version("torch").split("."); \
   raise SystemExit(not (2, 11) <= (int(v[0]), int(v[1])) < (2, 15))
 
-.PHONY: help demo test lint man completions bench install uninstall clean
+# Lines of a .pth file: the folders with packages of the Python that runs it.
+OVER := import sys; print(*(f"import site; site.addsitedir({path!r})" for path in sys.path if path.endswith("-packages")), sep="\n")
+FRAMEWORKS := $(patsubst tests/frameworks/requirements/%.txt,%,$(wildcard tests/frameworks/requirements/*.txt))
+
+.PHONY: help demo test test-frameworks lint man completions bench install uninstall clean
 
 help: ## this list
 	@sed -n 's/^\([a-z ]*\):.*## /make \1: /p' Makefile
@@ -61,6 +65,21 @@ demo: .venv/.installed ## run the whole pipeline on share/prism/examples/gpt.py;
 test: .venv/.installed-test ## run every test (TESTS=tests/cli: only those)
 	@echo "test: running $(TESTS)"
 	@$(BIN)/python -m pytest $(TESTS)
+
+# In environments of their own over the packages of .venv, so that they share its torch; two frameworks at a time.
+test-frameworks: $(FRAMEWORKS:%=.venv/frameworks/%/.installed) ## run programs of Transformers, Lightning, DeepSpeed, Megatron, torchtitan
+	@$(MAKE) --no-print-directory -j2 --output-sync=target $(FRAMEWORKS:%=test-framework-%)
+
+test-framework-%: .venv/frameworks/%/.installed
+	@echo "test-frameworks: $*"
+	@.venv/frameworks/$*/bin/python -m pytest -p no:cacheprovider tests/frameworks
+
+.venv/frameworks/%/.installed: tests/frameworks/requirements/%.txt | .venv/.installed-test
+	@echo "setup: installing $*, for make test-frameworks"
+	@rm -rf $(@D); $(BIN)/python -m venv --without-pip $(@D)
+	@$(BIN)/python -c '$(OVER)' > "$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/venv.pth"
+	@$(BIN)/python -m pip --python $(@D)/bin/python install -qq --disable-pip-version-check --no-compile -r $<
+	@touch $@
 
 lint: .venv/.installed-test ## check style, types, shell scripts, man pages and completions
 	@echo "lint: ruff"

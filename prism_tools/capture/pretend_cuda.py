@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 from prism_tools.capture import pretend_nccl
@@ -210,6 +211,8 @@ def patch() -> None:
     threading.Thread._bootstrap_inner = _in_mode(threading.Thread._bootstrap_inner)  # type: ignore[attr-defined]
     # A mode is off while it answers, so in Tensor.backward, but hooks and backward functions are the program's.
     torch.autograd._engine_run_backward = _in_mode(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
+    # So is what operators of Python run in, such as flex_attention's scores.
+    HigherOrderOperator.dispatch = _in_mode(HigherOrderOperator.dispatch)  # type: ignore[method-assign]
     pretend_nccl.install()
 
 

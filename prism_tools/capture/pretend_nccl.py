@@ -6,14 +6,26 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.constants as constants
 import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import ProcessGroup as RealGroup
+from torch.utils._pytree import tree_map
 
 from prism_tools.capture import session as active
+from prism_tools.capture.calls import reduce_of
 from prism_tools.capture.groups import AbsentBackend, GlooName, RealGloo, TracedGroup, kept
-from prism_tools.capture.pretend_device import on_cpu
+from prism_tools.capture.pretend_device import CPU, on_cpu
+from prism_tools.graph.schema import Reduce
 
+# The group's sums that NCCL can scale, with the place of their inputs among the arguments.
+SCALED = {
+    "allreduce": 0,
+    "_reduce_scatter_base": 1,
+    "reduce_scatter_single": 1,  # its name from PyTorch 2.13 on
+    "reduce_scatter_single_coalesced": 1,
+}
 TIMEOUT = timedelta(minutes=10)  # NCCL's
 
 
@@ -59,6 +71,34 @@ def _untagged(method: Callable) -> Callable:
     return send_or_receive
 
 
+def _of_the_cpu(barrier: Callable) -> Callable:
+    """A group of gloo's allocates what its barrier sums on the device that the options name."""
+
+    def method(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        for options in (*args, *kwargs.values()):
+            if isinstance(options, dist.BarrierOptions):
+                options.device = CPU
+        return barrier(group, *args, **kwargs)
+
+    return method
+
+
+def _scaling(operation: Callable, given: int) -> Callable:
+    """Gloo does not know NCCL's sums of scaled inputs, argument ``given``: they are scaled before, at 0 in place."""
+
+    @torch.no_grad()
+    def method(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        options = args[given + 1] if len(args) > given + 1 else kwargs.get("opts")
+        kind, factor = reduce_of(options)
+        if kind is Reduce.PREMUL_SUM and hasattr(options, "reduceOp"):
+            options.reduceOp = dist.ReduceOp.SUM
+            scaled = tree_map(lambda tensor: tensor * factor if given else tensor.mul_(factor), args[given])
+            args = (*args[:given], scaled, *args[given + 1 :])
+        return operation(group, *args, **kwargs)
+
+    return method
+
+
 def install() -> None:
     """Make the backend known to torch; all tensors are the CPU's, so every group has one backend, for the CPU."""
     configure = c10d.BackendConfig.__init__
@@ -77,3 +117,7 @@ def install() -> None:
     TracedGroup.bound_device_id = None  # type: ignore[assignment,method-assign] # told back; a real group would look for the device
     for name in ("send", "recv"):
         setattr(TracedGroup, name, _untagged(getattr(TracedGroup, name)))
+    RealGroup.barrier = _of_the_cpu(RealGroup.barrier)  # type: ignore[method-assign]
+    for name, given in SCALED.items():
+        if hasattr(RealGroup, name):
+            setattr(RealGroup, name, _scaling(getattr(RealGroup, name), given))

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -101,6 +102,17 @@ objects: list = [None] * world
 dist.all_gather_object(objects, {"rank": rank, "message": message.tolist()})
 say("loss", "objects", objects)
 
+# NCCL's sums of scaled inputs, by FSDP where a program divides gradients itself; gloo has none.
+half = dist._make_nccl_premul_sum(0.5) if CUDA else dist.ReduceOp.SUM
+scale = 1.0 if CUDA else 0.5
+total = torch.arange(2.0, device=device).add(rank).mul(scale)
+dist.all_reduce(total, op=half, group=pairs[rank // 2])
+parts = torch.arange(4.0, device=device).add(rank).mul(scale)
+part = torch.empty(2, device=device)
+dist.reduce_scatter_tensor(part, parts, op=half, group=pairs[rank // 2])
+say("loss", "scaled", total.tolist(), part.tolist(), parts.div(scale).tolist())
+dist.barrier(group=pairs[rank // 2], device_ids=[place] if CUDA else None)
+
 if CUDA:
     before = message.cpu()
     message += 1
@@ -120,6 +132,9 @@ if CUDA:
     thread.start()
     thread.join()
     assert made == ["cuda"] and torch.compile(lambda t: t + 1)(message).equal(message + 1)
+    query = torch.ones(1, 1, 8, 16, device=device, requires_grad=True)
+    flex_attention(query, query, query, score_mod=lambda score, b, h, q, k: score + q - k).sum().backward()
+    assert query.grad.is_cuda and query.grad.shape == query.shape
     leaf = torch.ones(2, device=device, requires_grad=True)
     leaf.register_hook(lambda gradient: gradient + torch.ones(2, device="cuda"))
     leaf.sum().backward()

@@ -1,4 +1,5 @@
 """A tiny GPT trained by megatron-core (0.16 or later), as one would on GPUs: NCCL, bf16, 1F1B, distributed optimizer.
+With --chunks, 1F1B is interleaved; with --experts, layers have a mixture of experts, spread over --ep ranks.
 
 Run by torchrun on GPUs, or by ``prism-record --pretend-cuda`` on any machine. Every rank of the last stage prints its losses.
 """
@@ -24,37 +25,46 @@ VOCABULARY = 128
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    sizes = {"tp": 2, "pp": 2, "steps": 3, "layers": 4, "hidden": 64, "heads": 4, "length": 32, "micro-batches": 4}
+    sizes = {"tp": 2, "pp": 2, "ep": 1, "chunks": 1, "experts": 0}
+    sizes |= {"steps": 3, "layers": 4, "hidden": 64, "heads": 4, "length": 32, "micro-batches": 4}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     return parser.parse_args()
 
 
-def build(args: argparse.Namespace) -> DistributedDataParallel:
-    """This rank's stage and slice of the model, its gradients reduced over the data-parallel group."""
+def build(args: argparse.Namespace) -> list[DistributedDataParallel]:
+    """This rank's chunks and slices of the model, their gradients reduced over the data-parallel group."""
     config = TransformerConfig(
         num_layers=args.layers,
         hidden_size=args.hidden,
         num_attention_heads=args.heads,
         tensor_model_parallel_size=args.tp,
         pipeline_model_parallel_size=args.pp,
+        virtual_pipeline_model_parallel_size=args.chunks if args.chunks > 1 else None,
+        num_moe_experts=args.experts or None,
+        expert_model_parallel_size=args.ep,
         bf16=True,
         params_dtype=torch.bfloat16,
         pipeline_dtype=torch.bfloat16,
     )
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(),
-        vocab_size=VOCABULARY,
-        max_sequence_length=args.length,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-    ).cuda()
     ddp_config = DistributedDataParallelConfig(overlap_grad_reduce=True, use_distributed_optimizer=True)
-    ddp = DistributedDataParallel(config, ddp_config, Float16Module(config, model))
+    chunks = []
+    for chunk in range(args.chunks):
+        place = {"ignore_virtual": False, "vp_stage": chunk} if args.chunks > 1 else {}
+        model = GPTModel(
+            config=config,
+            transformer_layer_spec=get_gpt_layer_local_spec(num_experts=args.experts or None),
+            vocab_size=VOCABULARY,
+            max_sequence_length=args.length,
+            pre_process=parallel_state.is_pipeline_first_stage(**place),
+            post_process=parallel_state.is_pipeline_last_stage(**place),
+            vp_stage=chunk if args.chunks > 1 else None,
+        ).cuda()
+        half = Float16Module(config, model)
+        chunks.append(DistributedDataParallel(config, ddp_config, half, disable_bucketing=chunk > 0))
     config.finalize_model_grads_func = finalize_model_grads
-    config.no_sync_func = ddp.no_sync
-    return ddp
+    config.no_sync_func = [chunk.no_sync for chunk in chunks] if args.chunks > 1 else chunks[0].no_sync
+    return chunks
 
 
 def batches(args: argparse.Namespace) -> Iterator[dict[str, torch.Tensor]]:
@@ -83,14 +93,17 @@ def main() -> None:
     args = options()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
-    parallel_state.initialize_model_parallel(args.tp, args.pp)
+    parallel_state.initialize_model_parallel(
+        args.tp, args.pp, args.chunks if args.chunks > 1 else None, expert_model_parallel_size=args.ep
+    )
     torch.manual_seed(1)
     model_parallel_cuda_manual_seed(1)
     model = build(args)
-    optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-3, bf16=True, use_distributed_optimizer=True), [model])
-    train, data = get_forward_backward_func(), batches(args)
+    optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-3, bf16=True, use_distributed_optimizer=True), model)
+    train, data = get_forward_backward_func(), [batches(args) for _ in model]
     for step in range(args.steps):
-        model.zero_grad_buffer()
+        for chunk in model:
+            chunk.zero_grad_buffer()
         optimizer.zero_grad()
         losses = train(
             forward_step_func=forward,
@@ -104,7 +117,7 @@ def main() -> None:
         optimizer.step()
         if losses:
             mean = sum(each["loss"] for each in losses) / len(losses)
-            print(f"loss rank {dist.get_rank()} step {step} {mean.item():.6f}\n", end="", flush=True)
+            print(f"loss rank {dist.get_rank()} step {step} {mean.item().hex()}\n", end="", flush=True)
     dist.destroy_process_group()
 
 
