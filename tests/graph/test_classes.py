@@ -117,6 +117,20 @@ def test_one_rank_of_each_class_solves_the_graph(seed):
     check_exact(graph, copied_durations(rng, graph, alike))
 
 
+def test_lanes_take_durations_other_than_those_that_made_the_classes():
+    graph = clusters.build(clusters.Cluster(tp=2, pp=3, dp=4))
+    before, after = np.arange(graph.world_size) % 2, np.arange(graph.world_size) % 3
+    row = graph.ranks.program * 6 + after
+    known = clusters.durations(graph, row)
+    whole = solved(graph, known, everybody(graph))[0]
+    classes = classes_of(graph, graph.ranks.program * 2 + before)
+    matches = find_matches(graph, classes=classes)
+    lanes = timeline(graph, matches, dependency_order(graph, matches), known)
+    assert len(classes) < graph.world_size
+    for rank in range(graph.world_size):
+        assert lanes.end[lanes.row[rank]].tolist() == whole.end[whole.row[rank]].tolist()
+
+
 def test_a_ring_of_one_class_is_a_rank_that_sends_to_itself():
     def nodes(rank):
         ring = [("send", (rank + 1) % 4), ("recv", (rank - 1) % 4)]
