@@ -65,7 +65,7 @@ def lockstep(millions, overlap):
     end = np.zeros(len(gap), np.int64)
     taken = median(lambda: lockstep.ends(matches, order, lanes, gap, end))
     plain = median(lambda: np.add(end, gap, out=end))
-    name = f"lockstep, {len(gap) / 1e6:.0f} M nodes, {graph.world_size} ranks" + (", overlap" if overlap else "")
+    name = f"lockstep, {len(gap) / 1e6:.1f} M nodes, {graph.world_size} ranks" + (", overlap" if overlap else "")
     rate = len(gap) / 1e6 / taken
     figure(name, rate, "M nodes/s", *((800.0, rate >= 800) if not overlap else (30.0, rate >= 30)))
     figure(f"{name}: times a pass over its bytes", taken / plain, "x")
@@ -87,7 +87,7 @@ def each(millions, overlap):
     began = time.process_time()
     matches = find_matches(graph)
     total = int(matches.base[-1]) / 1e6
-    name = f"worklist, {total:.0f} M nodes" + (", overlap" if overlap else "")
+    name = f"worklist, {total:.1f} M nodes" + (", overlap" if overlap else "")
     figure(f"{name}: matches", total / (time.process_time() - began), "M nodes/s")
     order = dependency_order(graph, matches)
     ordering = median(lambda: dependency_order(graph, matches), 3)
