@@ -229,22 +229,25 @@ def _lockstep(
         if step >= 0:
             mine = end[row[step] : row[step] + width[step]]
             low, high = before_at[node[step]], before_at[node[step] + 1]
+            more = gap[row[step] : row[step] + width[step]]
             if low == high:
-                mine[:] = 0
+                for lane in range(len(mine)):
+                    mine[lane] = more[lane] if of_node[step] < 0 else 0
             for at in range(low, high):
                 source = begin[step] + before[at]
                 theirs = end[row[source] : row[source] + width[source]]
-                if at == low:
+                if of_node[step] < 0 and at == low:
                     for lane in range(len(mine)):
-                        mine[lane] = theirs[lane]
+                        mine[lane] = theirs[lane] + more[lane]
+                elif of_node[step] < 0:
+                    for lane in range(len(mine)):
+                        mine[lane] = max(mine[lane], theirs[lane] + more[lane])
+                elif at == low:
+                    mine[:] = theirs
                 else:
                     for lane in range(len(mine)):
                         mine[lane] = max(mine[lane], theirs[lane])
-            if of_node[step] < 0:
-                more = gap[row[step] : row[step] + width[step]]
-                for lane in range(len(mine)):
-                    mine[lane] += more[lane]
-            elif kept[step] >= 0:
+            if kept[step] >= 0:
                 arrival[kept[step] : kept[step] + width[step]] = mine
             continue
         gate = -step - 1

@@ -69,7 +69,8 @@ class _InLanes:
     """Solved in lockstep: ranks of a class of the matches have durations of their own."""
 
     def __init__(self, graph: Graph, matches: Matches, order: Order, durations: Durations) -> None:
-        self.classes = classes_of(graph, durations.row)
+        coarse = matches.classes
+        self.classes = classes_of(graph, durations.row.astype(np.int64) * len(coarse) + coarse.of_rank)
         solved = Lockstep(graph, matches, order, durations, self.classes)
         self.starts, self.ends = solved.times()
         self.walk = solved.walk

@@ -27,7 +27,10 @@ class Solution:
 
 
 def evaluate(graph: Graph, matches: Matches, order: Order, durations: Durations) -> Solution:
-    """The least solution: every variable as early as its equation allows, every rank's first node ready at 0."""
+    """The least solution: every variable as early as its equation allows, every rank's first node ready at 0.
+
+    Ranks of one of ``matches.classes`` must have the same row of durations (``timeline`` takes others too).
+    """
     value = evaluated(matches, order, durations)
     return Solution(value, Binding(matches, order, value))
 

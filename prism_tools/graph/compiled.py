@@ -37,10 +37,10 @@ def _compile(function: Callable) -> Callable:
 def _keeps(config: Any) -> bool:
     """Whether compiled code can be kept; tells numba where, for its own choice is beside the installed sources."""
     if not config.CACHE_DIR:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "prism-tools" / "numba"
         try:
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prism-tools" / "numba"
             cache.mkdir(parents=True, exist_ok=True)
-        except OSError:
+        except (OSError, RuntimeError):  # RuntimeError: there is no home
             return False
         config.CACHE_DIR = str(cache)
     return os.access(config.CACHE_DIR, os.W_OK)

@@ -108,13 +108,21 @@ def test_one_rank_of_each_class_solves_the_graph(seed):
     rng = random.Random(seed)
     graph, count = random_replicas(rng)
     alike = np.arange(graph.world_size) % count
-    try:
-        dependency_order(graph, find_matches(graph))
-    except PrismError:  # ranks wait in a circle: so do those that stand for them
-        with pytest.raises(PrismError, match="wait for each other"):
-            dependency_order(graph, find_matches(graph, classes=classes_of(graph, alike)))
-        return
     check_exact(graph, copied_durations(rng, graph, alike))
+
+
+def test_lanes_take_durations_other_than_those_that_made_the_classes():
+    graph = clusters.build(clusters.Cluster(tp=2, pp=3, dp=4))
+    before, after = np.arange(graph.world_size) % 2, np.arange(graph.world_size) % 3
+    row = graph.ranks.program * 6 + after
+    known = clusters.durations(graph, row)
+    whole = solved(graph, known, everybody(graph))[0]
+    classes = classes_of(graph, graph.ranks.program * 2 + before)
+    matches = find_matches(graph, classes=classes)
+    lanes = timeline(graph, matches, dependency_order(graph, matches), known)
+    assert len(classes) < graph.world_size
+    for rank in range(graph.world_size):
+        assert lanes.end[lanes.row[rank]].tolist() == whole.end[whole.row[rank]].tolist()
 
 
 def test_a_ring_of_one_class_is_a_rank_that_sends_to_itself():
@@ -127,6 +135,16 @@ def test_a_ring_of_one_class_is_a_rank_that_sends_to_itself():
     matches = find_matches(graph, classes=classes)
     assert len(classes) == 1 and [row.tolist() for row in matches.members] == [[1, 2]]
     assert len(classes_of(graph, np.array([0, 0, 1, 0]))) == 4  # each at its own distance from the odd one
+
+
+def test_a_circle_is_one_rank_that_waits_for_itself():
+    def nodes(rank):
+        return [comm("send", "w", 8, peer=(rank + 1) % 4), comm("recv", "w", 8, peer=(rank - 1) % 4)]
+
+    graph = build(4, {"w": [0, 1, 2, 3]}, nodes)
+    matches = find_matches(graph, classes=classes_of(graph, np.zeros(4, int)))
+    with pytest.raises(PrismError, match="wait for each other: rank 0 send on w .* waits for rank 0; "):
+        dependency_order(graph, matches)
 
 
 def test_the_root_of_a_group_is_apart_and_a_tree_has_only_places():
