@@ -14,7 +14,7 @@ from prism_tools.graph.own import own_times
 
 # Half the interquartile range of a rank's own time, relative to its median. A rank on the critical path whose own time is
 # this uncertain can by itself take the iteration time past the goal for its largest error, 1 % (design §12); runs on a
-# quiet machine differ by about 1 % from one to the next, which is half of this or less.
+# quiet machine differ by about 1 % from one to the next: half of the range of the inner half is less (not measured as such).
 NOISY = 0.01
 SHOWN = 5  # slices named one by one
 

@@ -130,7 +130,7 @@ def _work(work: Callable[[Task], Any], task: Task, pipe: int, parent: int, stops
 
 
 def _result(sent: bytes, status: int) -> Any:
-    if not sent:
+    if status or not sent:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
         raise PrismError(f"the process of a slice {how}; with less --parallel there is more memory for each")
     answer = pickle.loads(sent)

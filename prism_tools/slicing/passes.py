@@ -66,10 +66,11 @@ def _moved_text(before: int | None, now: int) -> str:
 
 
 def _spans_text(before: dict[int, float], now: dict[int, float]) -> str:
-    """By how much the ranks' own time changed; "" after the first pass."""
-    change = {rank: now[rank] / before[rank] - 1 for rank in now if before.get(rank)}
-    if not change:
+    """By how much the ranks' own time, ns per iteration, changed in all, and whose most; "" after the first pass."""
+    change = {rank: now[rank] - before[rank] for rank in now if rank in before}
+    whole = sum(before[rank] for rank in change)
+    if not whole:
         return ""
     most = max(change, key=lambda rank: abs(change[rank]))
-    mean = sum(change.values()) / len(change)
-    return f"; own spans {100 * mean:+.2f} % (rank {most} most: {100 * change[most]:+.2f} %)"
+    total = 100 * sum(change.values()) / whole
+    return f"; own spans {total:+.2f} % (rank {most} most: {change[most] / 1e6:+.2f} ms)"
