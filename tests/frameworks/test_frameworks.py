@@ -95,7 +95,7 @@ def test_recorded_losses_are_those_of_torchrun(case, stages):
 @pytest.mark.parametrize("case", CASES)
 def test_sliced_and_replayed_losses_are_the_recorded_ones(case, stages):
     bare = recorded(stages, case)
-    sliced = stages.sliced(bare)
+    sliced = stages.sliced(bare, "-v")  # and says what its ranks print
     assert sliced.lines("loss") == bare.lines("loss")
     last = CASES[case][1] - 1
     replayed = stages.replayed(stages.calibrated(sliced), str(last))
