@@ -25,7 +25,7 @@ FRAMEWORKS := $(patsubst tests/frameworks/requirements/%.txt,%,$(wildcard tests/
 .PHONY: help demo test test-frameworks lint man completions bench install uninstall clean
 
 help: ## this list
-	@sed -n 's/^\([a-z ]*\):.*## /make \1: /p' Makefile
+	@sed -n 's/^\([a-z -]*\):.*## /make \1: /p' Makefile
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

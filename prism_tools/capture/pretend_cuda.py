@@ -134,6 +134,11 @@ def _type(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) ->
     return _T.type(tensor, dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype, *args, **kwargs)
 
 
+def _wrapper(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    """A tensor of a subclass that wraps one of the CPU's, such as a result of communication that goes on."""
+    return _T._make_wrapper_subclass(*args, device=_asked(device), **kwargs)
+
+
 # By name, because the mode is off while torch's own code runs, and with it hooks of the program, such as of saved tensors.
 TENSOR = {
     "to": _to,
@@ -143,6 +148,7 @@ TENSOR = {
     "pin_memory": lambda tensor, *_, **__: tensor,
     "record_stream": _answer(None),
     "get_device": lambda tensor: tensor.device.index,
+    "_make_wrapper_subclass": staticmethod(_wrapper),
     "device": property(lambda tensor: told(_T.device.__get__(tensor))),
     "is_cuda": property(lambda tensor: told(_T.device.__get__(tensor)).type == "cuda"),
     "is_cpu": property(lambda tensor: told(_T.device.__get__(tensor)).type == "cpu"),

@@ -90,7 +90,7 @@ def _scaling(operation: Callable, given: int) -> Callable:
     def method(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
         options = args[given + 1] if len(args) > given + 1 else kwargs.get("opts")
         kind, factor = reduce_of(options)
-        if kind is Reduce.PREMUL_SUM and hasattr(options, "reduceOp"):
+        if kind is Reduce.PREMUL_SUM and options is not None and hasattr(options, "reduceOp"):
             options.reduceOp = dist.ReduceOp.SUM
             scaled = tree_map(lambda tensor: tensor * factor if given else tensor.mul_(factor), args[given])
             args = (*args[:given], scaled, *args[given + 1 :])

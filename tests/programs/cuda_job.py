@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -144,6 +145,10 @@ if CUDA:
     shards = fully_shard(nn.Linear(8, 8).to("cuda"), mesh=init_device_mesh("cuda", (world,)))
     shards(torch.ones(2, 8, device="cuda")).sum().backward()
     assert all(weight.grad.to_local().is_cuda for weight in shards.parameters())
+    spread = distribute_tensor(torch.ones(world, 2), init_device_mesh("cuda", (world,)), [Shard(0)]).requires_grad_()
+    gathered = spread.redistribute(spread.device_mesh, [Replicate()], async_op=True).to_local()
+    gathered.sum().backward()
+    assert gathered.shape == (world, 2) and gathered.is_cuda and spread.grad.to_local().tolist() == [[1.0, 1.0]]
     with torch.cuda.nvtx.range("here"), torch.cuda.device(0):
         assert torch.cuda.get_device_capability() >= (8, 0) and torch.cuda.memory_allocated() == 0
     assert torch.cuda.get_device_properties(device).total_memory > 0 and torch.accelerator.is_available()
