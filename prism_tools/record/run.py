@@ -40,11 +40,11 @@ def record(options: argparse.Namespace) -> int:
     check_writable(options.output)
     if os.path.exists(options.output) and not os.path.isfile(options.output):
         raise PrismError(f"{options.output}: is a pipe or a device; name a file, beside which payloads can lie")
+    rules = load(options.rules) if options.rules else None
     launch = describe(options, fix_hash_seed())
     cut = cut_ranks(options)
     payloads = PayloadWriter(payload_path(options.output), options.tensor_budget)
     options.progress.log = options.verbose > 0 and not options.quiet
-    rules = load(options.rules) if options.rules else None
     coordinator = coordinator_of(options, payloads, cut, launch, rules)
     try:
         mode = tensors_text(options.tensors)

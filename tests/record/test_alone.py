@@ -140,11 +140,6 @@ def test_hooks(tmp_path):
 @pytest.mark.parametrize(
     ("rules", "hook", "message"),
     [
-        (
-            HOOKS,
-            "def add_up(call):\n    return 1 // 0\n",
-            "line 2: python:hooks:add_up: ZeroDivisionError: integer division",
-        ),
         (HOOKS, "", "rules.toml: line 2: python:hooks:add_up: module hooks has no add_up"),
         (
             "",
@@ -200,7 +195,7 @@ def test_explained(tmp_path):
 
 def test_replicas_of_gpt(stages):
     """32 ranks: TP 2, PP 2, DP 8. One rank of each of four groups, and a sample."""
-    arguments = (*GPT, "--batch", 4)
+    arguments = (*GPT[:-1], 1, "--batch", 4)
     switched = stages.recorded("gpt.py", *arguments, world=32)
     options = ("-v", "--dedup", "--rules", RULES / "pipelining.toml")
     alone = stages.recorded("gpt.py", *arguments, world=32, options=options)
