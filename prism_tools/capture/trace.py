@@ -134,9 +134,10 @@ class Tracer:
         return self._columns[_WIDTH * node + _CALLSITE]
 
     def completed(self, node: int, at: int) -> None:
-        """The operation's results are there (may be called from another thread)."""
+        """The operation's results are there (may be called from another thread). A played one may have ended, by the time
+        that the rank would have kept without our own work (``debt``), before the rank has called it."""
         if self._times[4 * node + 3] < 0:
-            self._times[4 * node + 3] = at
+            self._times[4 * node + 3] = max(at, self._times[4 * node])
 
     def waited(self, node: int, entered: int, by_torch: bool, planned: int = 0) -> None:
         """The host has waited for ``node``: a synchronous operation becomes one host node, else a WAIT node follows.

@@ -44,6 +44,20 @@ def test_a_synchronous_operation_is_one_host_node(clock):
     assert tracer.debt == 20  # from 1010 to 1020, and from 1030 to 1040
 
 
+def test_a_played_operation_never_ends_before_its_start(clock):
+    """Planned on the time without what playing costs, it may be over when the rank, which has that time still to lose, calls it."""
+    tracer = Tracer({})
+    node = tracer.comm(all_reduce(), 0)
+    tracer.completed(node, 900)
+    tracer.waited(node, 1025, by_torch=False, planned=900)
+    assert tracer.export(0, [(0, 1)])["times"].tolist() == [
+        [1000, 1000, 1000, 1010],
+        [1020, 1020, 1020, 1020],
+        [1020, 1020, 1020, 1025],
+        [1025, 1025, 1025, 1025],
+    ]
+
+
 def test_an_asynchronous_operation_is_a_pool_node_and_a_wait(clock):
     tracer = Tracer()
     node = tracer.comm(all_reduce(), 0)

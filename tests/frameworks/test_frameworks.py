@@ -102,4 +102,5 @@ def test_sliced_and_replayed_losses_are_the_recorded_ones(case, stages):
     replayed = stages.replayed(stages.calibrated(sliced), str(last))
     assert replayed.lines("loss") == bare.lines("loss", {last}) != []
     graph = file.read(replayed.path)
+    assert check(graph) == []
     assert graph.stage == "replayed" and graph.timeline is not None
