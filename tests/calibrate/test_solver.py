@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from prism_tools.calibrate.solver import critical_path, evaluate, solve
 from prism_tools.graph.match import find_matches
-from prism_tools.graph.model import Durations
+from prism_tools.graph.model import Durations, Ragged
 from prism_tools.graph.order import dependency_order
 from prism_tools.graph.schema import Kind, Match
 from tests.calibrate.random_graphs import make_eager, random_durations, random_graph
@@ -186,6 +187,31 @@ def test_nothing_ends_earlier_when_a_node_takes_longer(seed):
     assert all((b >= a).all() for a, b in zip(before, after, strict=True))
     if graph.program_of(rank).kind[node] != Kind.COMM:
         assert all((b <= a + 500).all() for a, b in zip(before, after, strict=True))
+
+
+@given(SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_ranks_may_have_other_numbers(seed):
+    """Rank r becomes ``name[r]``, at the same place in its groups: the times are the same, whatever the order of ranks."""
+    rng = random.Random(seed)
+    graph = random_graph(rng)
+    durations = random_durations(rng, graph, find_matches(graph))
+    name = np.array(rng.sample(range(graph.world_size), graph.world_size), np.int32)
+    was = np.argsort(name)
+    members = Ragged.from_rows([name[row] for row in graph.groups.members], np.int32)
+    columns = {field: getattr(graph.ranks, field)[was] for field in ("program", "values", "local_rank", "node")}
+    ranks = replace(graph.ranks, slots=[graph.ranks.slots[rank] for rank in was], **columns)
+    other = replace(graph, ranks=ranks, groups=replace(graph.groups, members=members))
+    first, second = (
+        np.concatenate(solve(each, matches, dependency_order(each, matches), known)[1])
+        for each, matches, known in (
+            (graph, find_matches(graph), durations),
+            (other, find_matches(other), replace(durations, row=durations.row[was])),
+        )
+    )
+    bounds = np.cumsum([0, *(len(graph.program_of(rank)) for rank in range(graph.world_size))])
+    moved = np.concatenate([first[bounds[rank] : bounds[rank + 1]] for rank in was])
+    assert np.array_equal(moved, second)
 
 
 @given(SEEDS)
