@@ -89,6 +89,9 @@ class LiveSession:
         """Every group is real."""
         return False
 
+    def made_group(self, name: str, ranks: tuple[int, ...]) -> None:
+        """The program makes a group of these global ranks; ``enter`` and ``register`` say what counts here."""
+
     def enter(self, rank: int, size: int) -> None:
         """The default group is made: tracing begins. A program that makes it again goes on with the same trace."""
         if self.rank >= 0:
