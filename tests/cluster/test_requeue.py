@@ -46,13 +46,21 @@ def test_slices_start_again(slurm, gate):
 
 
 def test_preempted(slurm, gate):
-    """Jobs of a partition with a higher priority take two nodes from four slices, which start again when these are free."""
+    """A job of a partition with a higher priority takes nodes from slices, which start again when these are free; of the others
+    no process has changed."""
     driver = gate.start(size=1)
     gate.arrived(4)
     before = set(gate.ranks())
     slurm.run("srun", "--partition=urgent", "--nodes=2", "true")
     gate.arrived(2, attempt=1)
-    until(lambda: len({re.search(r"slice-\d", line)[0] for line in before & set(gate.ranks())}) == 2)
+
+    def kept():
+        return {re.search(r"slice-(\d)\.h5", line)[1] for line in before & set(gate.ranks())}
+
+    def begun_again():
+        return {path.name.split(".")[1] for path in gate.folder.glob("gate.*.*.1")}
+
+    until(lambda: kept() == set("0123") - begun_again())
     gate.open()
     assert gate.finish(driver) == 0, gate.said
     assert gate.sliced() == [0, 1, 2, 3]
