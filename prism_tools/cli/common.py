@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LIBRARIES = ("numpy", "h5py", "torch", "matplotlib")
 EXIT_STATUS = "0 success; 1 failure; 2 wrong usage; 130 interrupted; 141 the reader of standard output went away."
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+NODES = {"PRISM_NODES, SLURM_JOB_NUM_NODES": "nodes, without --nodes"}
 SPOOL = {
     "SLURM_TMPDIR, TMPDIR": "where a graph that comes from or goes to a pipe is spooled (HDF5 needs a seekable file)"
 }
@@ -124,6 +125,12 @@ def add_command(parser: argparse.ArgumentParser, recorded: bool = True) -> None:
         parser.add_argument(
             "--trust", action="store_true", help="run the recorded program even if another user owns the file"
         )
+
+
+def add_nodes(parser: argparse.ArgumentParser) -> None:
+    """Let the tool's sandbox ranks run on other nodes than its assistant."""
+    help_ = "nodes of the Slurm allocation: the assistant has the first, the ranks the others (default: all; 1: this machine)"
+    parser.add_argument("--nodes", metavar="N", type=positive, help=help_)
 
 
 def add_slurm(parser: argparse.ArgumentParser) -> None:

@@ -25,18 +25,20 @@ prism-replay -r 0,7 calibrated.h5 -o replayed.h5 -- train.py --tp 2 --pp 2"""
 def get_parser() -> common.Parser:
     """The command line of prism-replay."""
     usage = "[options] -r RANKS [FILE] [-- [-m] program [argument ...]]"
-    parser = common.new_parser("prism-replay", usage, DESCRIPTION, EXAMPLES, common.SPOOL)
+    parser = common.new_parser("prism-replay", usage, DESCRIPTION, EXAMPLES, {**common.NODES, **common.SPOOL})
     common.add_input(parser)
     parser.add_argument(
         "-r", "--ranks", metavar="RANKS", type=common.parse_ranks, required=True, help="sandbox ranks, such as 0-3,8"
     )
     common.add_output(parser)
+    common.add_nodes(parser)
     common.add_slurm(parser)
     common.add_command(parser)
     return parser
 
 
 def _replay(options: argparse.Namespace) -> None:
+    options.nodes = common.setting(options.nodes, "PRISM_NODES")
     if common.uses_slurm(options):
         return _by_slurm(options)
     common.check_output(options)

@@ -28,7 +28,9 @@ ENVIRONMENT = {"SLURM_ARRAY_TASK_ID": "the slice that run measures, without --in
 def get_parser() -> common.Parser:
     """The command line of prism-slice."""
     usage = "[run|plan|merge|probe|invariance] [options] [FILE] [-- [-m] program [arg ...]]"
-    parser = common.new_parser("prism-slice", usage, DESCRIPTION, EXAMPLES, {**ENVIRONMENT, **common.SPOOL})
+    parser = common.new_parser(
+        "prism-slice", usage, DESCRIPTION, EXAMPLES, {**ENVIRONMENT, **common.NODES, **common.SPOOL}
+    )
     subparsers = parser.add_subparsers(title="subcommands", prog="prism-slice", metavar="SUBCOMMAND", required=True)
     program = "[-- [-m] program [argument ...]]"
 
@@ -42,6 +44,7 @@ def get_parser() -> common.Parser:
     which.add_argument("--index", metavar="I", type=common.natural, help=help_)
     run.add_argument("--repeat", metavar="R", type=common.positive, default=1, help="runs of each slice (default: 1)")
     run.add_argument("--no-probe", action="store_true", help="do not measure the crossing operations alone")
+    common.add_nodes(run)
     common.add_slurm(run)
     common.add_command(run)
 
@@ -60,6 +63,7 @@ def get_parser() -> common.Parser:
     probe.add_argument(
         "--repeats", metavar="R", type=common.positive, default=20, help="runs of each operation (default: 20)"
     )
+    common.add_nodes(probe)
 
     about = "test the graph: repeat slices with random virtual delays, print compute spans that moved"
     invariance = _add(subparsers, "invariance", f"[options] -s S [FILE] {program}", about, _invariance)
@@ -106,6 +110,7 @@ def _add_merge(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    options.nodes = common.setting(options.nodes, "PRISM_NODES")
     if common.uses_slurm(options):
         return _by_slurm(options)
     common.check_output(options)
@@ -157,6 +162,7 @@ def _merge(options: argparse.Namespace) -> None:
 
 
 def _probe(options: argparse.Namespace) -> None:
+    options.nodes = common.setting(options.nodes, "PRISM_NODES")
     common.check_output(options)
     from prism_tools.slicing.probe import probe
 

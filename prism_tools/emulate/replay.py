@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from prism_tools.capture import ranks
+from prism_tools.capture import nodes, ranks
 from prism_tools.emulate.condense import condense
 from prism_tools.emulate.planner import Timed
 from prism_tools.emulate.sandbox import (
@@ -28,6 +28,7 @@ from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Durations, Graph, Replay
 from prism_tools.graph.order import dependency_order
 from prism_tools.graph.schema import Op
+from prism_tools.launch.slurm import others
 
 TOLERANCE_NS = 50_000  # deliveries later than this are counted
 INVALID_SHARE = 0.01  # an iteration whose deliveries are later than this share of it, in sum, proves nothing
@@ -43,10 +44,10 @@ def replay(graph: Graph, options: argparse.Namespace) -> Graph:
     planner = Timed(condense(graph, matches, dependency_order(graph, matches), durations, set(sandbox)))
     payloads = open_payloads(graph, options.file)
     check_kept(graph, matches, payloads, sandbox, options.file)
-    ranks.preload()
-    output = 2 if options.output == "-" else -1  # stdout is for the graph
+    output = 2 if options.output == "-" else ranks.OURS  # stdout is for the graph
     costs = issue_costs(graph)
-    traces, assistant = run_sandbox(graph, matches, sandbox, planner, payloads, output, issue_cost=costs)
+    with nodes.ready(options.tool, others(options.nodes, len(sandbox))) as places:
+        traces, assistant = run_sandbox(graph, matches, sandbox, planner, payloads, places, output, issue_cost=costs)
     graph.replay = measured(graph, matches, sandbox, traces)
     graph.memory = joined_memory(graph.memory, memory("replay", traces))
     graph.environment = {**graph.environment, "replay": provenance.environment()}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prism_tools.capture import imports, ranks
+from prism_tools.capture import imports, nodes, ranks
 from prism_tools.capture.server import Failure
 from prism_tools.errors import PrismError
 from prism_tools.graph import file, provenance
@@ -21,9 +21,9 @@ from prism_tools.graph.names import ranks_text
 from prism_tools.graph.schema import EPILOGUE, PRETEND_CUDA, PROLOGUE, UNKNOWN, ReduceOrder
 from prism_tools.graph.stream import signals_wait
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
+from prism_tools.launch.slurm import all_of
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
-from prism_tools.record.nodes import NodesCoordinator
 from prism_tools.tensors.payload import PayloadWriter
 
 
@@ -37,42 +37,47 @@ def record(options: argparse.Namespace) -> int:
     cut = cut_ranks(options)
     payloads = PayloadWriter(payload_path(options.output), options.tensor_budget)
     options.progress.log = options.verbose > 0 and not options.quiet
-    coordinator = coordinator_of(options, payloads, cut, launch)
+    place = all_of(options.nodes, options.world_size)
+    where = f" on each of {place.nodes} nodes" if place else ""
+    options.progress.say(
+        f"{options.world_size} ranks, {options.jobs} at a time{where}; payloads: {tensors_text(options.tensors)}"
+    )
     try:
-        mode = tensors_text(options.tensors)
-        where = f" on each of {coordinator.count} nodes" if isinstance(coordinator, NodesCoordinator) else ""
-        options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time{where}; payloads: {mode}")
-        coordinator.prepare(imports.modules_of(launch.argv, launch.cwd), options.pretend_cuda)
-        pace = Pace()
-        for rank in range(options.world_size):
-            coordinator.launch(spec_of(launch, rank, options.sends == "eager"))
-        try:
-            coordinator.run(lambda: show_progress(options, coordinator, pace))
-        except PrismError as problem:
-            _keep_partial(options, coordinator, launch, problem)
-            raise
-        kept = payloads.finish(f"partial {mode}".removesuffix(" all") if payloads.lost else mode)
-        with signals_wait():  # a kill may come between the two: the reader then finds the store under its other name
-            graph = _write(options, coordinator, launch, kept)
-            payloads.commit()
-        options.progress.say(
-            f"{len(coordinator.ranks)} ranks recorded: {coordinator.turns.switches:,} switches in {pace.elapsed():.1f} s"
-        )
-        if payloads.lost:
-            options.progress.warn(loss_text(graph, payloads))
+        modules = imports.modules_of(launch.argv, launch.cwd)
+        with nodes.ready(options.tool, place, True, modules, options.pretend_cuda) as places:
+            coordinator = Coordinator(options.jobs, payloads, cut, launch.reduce_order, places)
+            try:
+                _run(options, coordinator, launch)
+                _finish(options, coordinator, launch)
+            finally:
+                coordinator.close()
     finally:
-        coordinator.close()
         payloads.discard()
     return 0
 
 
-def coordinator_of(
-    options: argparse.Namespace, payloads: PayloadWriter, cut: frozenset[int] | None, launch: Launch
-) -> Coordinator:
-    """The coordinator of ranks on this machine, or on several nodes, but no more than there are ranks."""
-    arguments = (options.jobs, payloads, cut, launch.reduce_order)
-    nodes = min(options.nodes, options.world_size)
-    return NodesCoordinator(nodes, options.world_size, *arguments) if nodes > 1 else Coordinator(*arguments)
+def _run(options: argparse.Namespace, coordinator: Coordinator, launch: Launch) -> None:
+    """Run all ranks to their end; what is known when that fails is kept."""
+    pace = Pace()
+    for rank in range(options.world_size):
+        coordinator.launch(spec_of(launch, rank, options.sends == "eager"))
+    try:
+        coordinator.run(lambda: show_progress(options, coordinator, pace))
+    except PrismError as problem:
+        _keep_partial(options, coordinator, launch, problem)
+        raise
+    switches, elapsed = coordinator.turns.switches, pace.elapsed()
+    options.progress.say(f"{len(coordinator.ranks)} ranks recorded: {switches:,} switches in {elapsed:.1f} s")
+
+
+def _finish(options: argparse.Namespace, coordinator: Coordinator, launch: Launch) -> None:
+    payloads, mode = coordinator.payloads, tensors_text(options.tensors)
+    kept = payloads.finish(f"partial {mode}".removesuffix(" all") if payloads.lost else mode)
+    with signals_wait():  # a kill may come between the two: the reader then finds the store under its other name
+        graph = _write(options, coordinator, launch, kept)
+        payloads.commit()
+    if payloads.lost:
+        options.progress.warn(loss_text(graph, payloads))
 
 
 def cut_ranks(options: argparse.Namespace) -> frozenset[int] | None:

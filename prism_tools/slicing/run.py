@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 import numpy as np
 
-from prism_tools.capture import ranks
+from prism_tools.capture import nodes, ranks
 from prism_tools.emulate.planner import AtOnce
 from prism_tools.emulate.sandbox import (
     check_hash_seed,
@@ -24,6 +23,7 @@ from prism_tools.graph.iterations import iteration_times
 from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Graph, Timing
 from prism_tools.graph.names import ranks_text
+from prism_tools.launch.slurm import others
 from prism_tools.slicing.plan import chosen
 from prism_tools.slicing.probe import measure
 
@@ -37,29 +37,24 @@ def run(graph: Graph, options: argparse.Namespace) -> Graph:
     matches = find_matches(graph)
     payloads = open_payloads(graph, options.file)
     todo = chosen(graph, options)
-    ranks.preload()
     first = int(graph.timing.slice.max(initial=-1)) + 1 if graph.timing is not None else 0
     rows: list[Row] = []
-    peaks: dict[int, dict[str, Any]] = {}
     unknown = 0
-    shown = 2 if options.output == "-" else -1  # stdout is for the graph
-    output = shown if options.verbose else os.open(os.devnull, os.O_WRONLY)
-    try:
+    shown = 2 if options.output == "-" else ranks.OURS  # stdout is for the graph
+    output = shown if options.verbose else ranks.SILENT
+    most = max(map(len, todo), default=1)
+    with nodes.ready(options.tool, others(options.nodes, most)) as places:
         for number, sandbox in enumerate(todo):
             for repeat in range(options.repeat):
                 options.progress.update(f"slice {number + 1}/{len(todo)}  ranks {ranks_text(set(sandbox))}")
                 planner = AtOnce(graph, matches, set(sandbox))
-                traces, assistant = run_sandbox(graph, matches, sandbox, planner, payloads, output)
+                traces, assistant = run_sandbox(graph, matches, sandbox, planner, payloads, places, output)
                 unknown += assistant.values.unknown
                 rows += [(rank, first + number, repeat, traces[rank]) for rank in sandbox]
-                peaks.update(traces)
-    finally:
-        if output != shown:
-            os.close(output)
+        if not options.no_probe:
+            graph.probes = measure(graph, matches, options.size, options.progress, places)
     add_rows(graph, rows)
-    graph.memory = joined_memory(graph.memory, memory("slice", peaks))
-    if not options.no_probe:
-        graph.probes = measure(graph, matches, options.size, options.progress)
+    graph.memory = joined_memory(graph.memory, memory("slice", {row[0]: row[3] for row in rows}))
     if unknown:
         options.progress.warn(f"{unknown} contributions were not recorded: what depends on their values may differ")
     graph.stage = "sliced"
