@@ -138,6 +138,7 @@ def _by_slurm(options: argparse.Namespace) -> None:
         array = Parts(
             folder,
             commands(graph, options, folder, common.this_tool(), program),
+            options.nodes,
             options.slurm_args or [],
             options.progress,
         )

@@ -25,8 +25,10 @@ LIST = "jobs.tsv"  # in the folder: job, name of the part
 SHOWN = 5  # lines of a failed job's log
 
 
-def check(file: str, output: str) -> None:
+def check(file: str, output: str, arguments: Sequence[str]) -> None:
     """PrismError unless there is a Slurm, and the graph comes from a file and goes to one: both are seen by other nodes."""
+    if arguments.count(":") > 1:
+        raise PrismError("--slurm-args: one ':' divides the assistant's options from the other nodes'", status=2)
     if shutil.which("sbatch") is None:
         raise PrismError("--slurm: no sbatch on PATH; run this where Slurm's commands are, or leave --slurm out")
     for name, what in (
@@ -65,10 +67,14 @@ def parts(tool: str, file: str, output: str, words: Sequence[Any]) -> Iterator[P
 
 
 class Parts:
-    """Has Slurm make ``folder``/NAME.h5 for each name in ``commands`` (name -> the command line that makes it)."""
+    """Has Slurm make ``folder``/NAME.h5 for each name in ``commands`` (name -> the command line that makes it), by jobs of
+    ``nodes`` nodes with the site's ``arguments``."""
 
-    def __init__(self, folder: Path, commands: dict[str, list[str]], arguments: Sequence[str], progress: Any) -> None:
-        self.folder, self.commands, self.arguments, self.progress = folder, commands, arguments, progress
+    def __init__(
+        self, folder: Path, commands: dict[str, list[str]], nodes: int, arguments: Sequence[str], progress: Any
+    ) -> None:
+        self.folder, self.commands, self.progress = folder, commands, progress
+        self.nodes, self.arguments = nodes, arguments
         self.jobs: dict[str, Job] = {}
         self.states: dict[str, str] = {}  # as last told
         self.failed: dict[str, str] = {}  # name -> state of its job
@@ -122,14 +128,13 @@ class Parts:
 
         for first in range(0, len(names), CHUNK):
             chunk = names[first : first + CHUNK]
-            executor = Executor(self.folder, self._name(), self.arguments)
+            executor = Executor(self.folder, self._name(), self.arguments, self.nodes)
             jobs = executor.run([self.commands[name] for name in chunk])
             self.jobs |= dict(zip(chunk, jobs, strict=True))
             with open(self.folder / LIST, "a") as stream:
                 stream.writelines(f"{job.job_id}\t{name}\n" for job, name in zip(jobs, chunk, strict=True))
-            self.progress.say(
-                f"submitted {', '.join(chunk[:SHOWN])}{' …' * (len(chunk) > SHOWN)} as job {_array(jobs[0])}"
-            )
+            ids = list(dict.fromkeys(job.job_id.partition("_")[0] for job in jobs))
+            self.progress.say(f"submitted {_some(chunk)} as job{'s' * (len(ids) > 1)} {_some(ids)}")
 
     def _wait(self, waiting: set[str]) -> None:
         ended: dict[str, float] = {}  # name -> since when its job is known to be over
@@ -171,5 +176,5 @@ class Parts:
         return PrismError(f"{count} (job {job.job_id}, {state}, {log}); {remedy}", detail="\n".join(told[-SHOWN:]))
 
 
-def _array(job: Job) -> str:
-    return job.job_id.partition("_")[0]
+def _some(words: Sequence[str]) -> str:
+    return ", ".join(words[:SHOWN]) + " …" * (len(words) > SHOWN)

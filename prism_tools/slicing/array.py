@@ -18,7 +18,7 @@ PROBE = "probe"
 
 def question(options: argparse.Namespace, program: Sequence[str]) -> list[Any]:
     """What tells one measurement of a graph from another."""
-    return [options.size, options.repeat, options.ranks, options.index, options.no_probe, list(program)]
+    return [options.size, options.repeat, options.ranks, options.index, options.no_probe, options.nodes, list(program)]
 
 
 def commands(

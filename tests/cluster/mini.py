@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.tools import MARK, ROOT, Result, environment, marked, until
@@ -53,9 +54,12 @@ KillWait=5
 ReturnToService=2
 JobRequeue=1
 SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
+SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_hetjob_immediate,bf_hetjob_prio=min
 TreeWidth=64
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=9
 """
 
 
@@ -150,13 +154,25 @@ class MiniSlurm:
                 daemon.wait()
         self.reaper.communicate(timeout=20)  # closes its input: steps that outlived their node
 
-    def start_node(self, node: str) -> None:
-        """Start (again) the daemon of a node."""
-        self._start(f"slurmd-{node}", "-D", "-N", node, "-f", self.conf, program="slurmd")
+    def start_node(self, node: str, ahead: int = 0) -> None:
+        """Start (again) the daemon of a node, whose monotonic clock is ``ahead`` seconds ahead of the others'."""
+        clock = ["unshare", "--time", f"--monotonic={ahead}"] if ahead else []
+        self._start(f"slurmd-{node}", "-D", "-N", node, "-f", self.conf, program="slurmd", before=clock)
+
+    def stop_node(self, node: str) -> None:
+        """Kill the daemon of a node, and have Slurm notice at once; what it has started lives on."""
+        daemon = self.daemons[f"slurmd-{node}"]
+        os.kill(daemon.pid, signal.SIGKILL)
+        daemon.wait()
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
+
+    def resume(self, node: str) -> None:
+        """Take a node back that was down."""
+        self.run("scontrol", "update", f"nodename={node}", "state=resume")
 
     def idle(self) -> list[str]:
         """Names of the idle nodes."""
-        return self.run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N", expect=None).stdout.split()
+        return self.run("sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%N", expect=None).stdout.split()
 
     def rest(self) -> None:
         """Wait until all nodes are idle: a job that has ended may still hold some, and the next would get others."""
@@ -184,11 +200,11 @@ class MiniSlurm:
         base = environment(SLURM_CONF=str(self.conf), PATH=path, OMP_NUM_THREADS="1")
         return base | {MARK: self.mark} | more
 
-    def _start(self, name: str, *argv: object, program: str = "") -> None:
+    def _start(self, name: str, *argv: object, program: str = "", before: Sequence[str] = ()) -> None:
         output = open(self.folder / f"{name}.out", "ab")
         with output:
             self.daemons[name] = subprocess.Popen(
-                [_place(program or name) or name, *map(str, argv)],
+                [*before, _place(program or name) or name, *map(str, argv)],
                 env=self.variables(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

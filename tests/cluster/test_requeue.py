@@ -1,8 +1,6 @@
 """What clusters do to jobs that run: requeue them, preempt them, lose their nodes, end their time. On real daemons."""
 
-import os
 import re
-import signal
 
 import pytest
 
@@ -19,12 +17,9 @@ def gate(slurm, tmp_path, stages):
 def lose_the_node(slurm, gate, part):
     """Kill the daemon of a part's node, and have Slurm notice at once; then the node comes back."""
     node = re.search(r" BatchHost=(\w+)", gate.show(part))[1]
-    daemon = slurm.daemons[f"slurmd-{node}"]
-    os.kill(daemon.pid, signal.SIGKILL)
-    daemon.wait()
-    slurm.run("scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
+    slurm.stop_node(node)
     slurm.start_node(node)
-    slurm.run("scontrol", "update", f"nodename={node}", "state=resume")
+    slurm.resume(node)
 
 
 def test_slices_start_again(slurm, gate):
