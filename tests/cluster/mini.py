@@ -19,6 +19,7 @@ from tests.tools import MARK, ROOT, Result, environment, marked, until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 PACKAGES = ("slurm-wlm", "slurm-client", "slurmd", "slurmctld", "munge")
+AHEAD = {"n2": 1000}  # node -> seconds by which its monotonic clock is ahead of the other nodes', as on another machine
 CLIENT_LIMIT = 60  # seconds: a client whose nodes are down waits for ever
 
 # One machine poses as many: no cgroups, no pinning, every daemon at the host name's own address, where slurmd listens.
@@ -154,9 +155,9 @@ class MiniSlurm:
                 daemon.wait()
         self.reaper.communicate(timeout=20)  # closes its input: steps that outlived their node
 
-    def start_node(self, node: str, ahead: int = 0) -> None:
-        """Start (again) the daemon of a node, whose monotonic clock is ``ahead`` seconds ahead of the others'."""
-        clock = ["unshare", "--time", f"--monotonic={ahead}"] if ahead else []
+    def start_node(self, node: str) -> None:
+        """Start (again) the daemon of a node."""
+        clock = ["unshare", "--time", f"--monotonic={AHEAD[node]}"] if node in AHEAD else []
         self._start(f"slurmd-{node}", "-D", "-N", node, "-f", self.conf, program="slurmd", before=clock)
 
     def stop_node(self, node: str) -> None:
@@ -193,6 +194,18 @@ class MiniSlurm:
         )
         assert expect is None or done.returncode == expect, (argv, done.returncode, done.stderr, done.stdout[-2000:])
         return Result(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *argv: object, cwd: Path) -> subprocess.Popen[str]:
+        """Start a client, all of whose streams are pipes."""
+        return subprocess.Popen(
+            [str(word) for word in argv],
+            cwd=cwd,
+            env=self.variables(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def variables(self, **more: str) -> dict[str, str]:
         """The environment of a client: as of a tool, with the tools on PATH."""

@@ -1,7 +1,5 @@
 """What clusters do to jobs that run: requeue them, preempt them, lose their nodes, end their time. On real daemons."""
 
-import re
-
 import pytest
 
 from prism_tools.graph import file
@@ -15,8 +13,8 @@ def gate(slurm, tmp_path, stages):
 
 
 def lose_the_node(slurm, gate, part):
-    """Kill the daemon of a part's node, and have Slurm notice at once; then the node comes back."""
-    node = re.search(r" BatchHost=(\w+)", gate.show(part))[1]
+    """Kill the daemon of the node of a part's ranks, and have Slurm notice at once; then the node comes back."""
+    node = gate.node(part)
     slurm.stop_node(node)
     slurm.start_node(node)
     slurm.resume(node)
@@ -24,7 +22,7 @@ def lose_the_node(slurm, gate, part):
 
 def test_slices_start_again(slurm, gate):
     """Three of four slices lose their jobs in three ways. The fourth runs on; of first attempts no process is left."""
-    driver = gate.start(size=1)
+    driver = gate.start(size=1, options=["--nodes=1"])
     gate.arrived(4)
     before = gate.ranks()
     slurm.run("scontrol", "requeue", gate.job("slice-1"))
@@ -53,12 +51,21 @@ def test_the_end_of_its_time(slurm, gate):
     until(lambda: gate.ranks() == [])
 
 
-def test_a_replay_starts_again(slurm, gate, sums, tmp_path):
+def test_a_pair_starts_again(slurm, gate, sums, tmp_path):
+    """A replay's two nodes are taken by a job that may preempt it, then its ranks' node is lost: both times it begins anew
+    as a whole, and of the attempt before no process is left on either node."""
     argv = ["-r", "0-1", sums["calibrated"], "-o", "replayed.h5", "--slurm", *gate.program]
     driver = gate.start_tool("replay", *argv)
     gate.arrived(1)
-    slurm.run("scontrol", "requeue", gate.job("replay"))
+    first = set(gate.ranks())
+    assert len({line for line in first if "capture.agent" in line}) >= 3  # an agent and its two ranks, and their srun
+    slurm.run("srun", "-Q", "--partition=urgent", "-N4", "--exclusive", "true")
     gate.arrived(1, attempt=1)
+    second = set(gate.ranks())
+    lose_the_node(slurm, gate, "replay")
+    gate.arrived(1, attempt=2)
+    until(lambda: not set(gate.ranks()) & (first | second))
     gate.open()
     assert gate.finish(driver) == 0, gate.said
     assert file.read(tmp_path / "replayed.h5").replay.timing.rank.tolist() == [0, 1]
+    until(lambda: gate.ranks() == [])
