@@ -95,7 +95,10 @@ class Agent(Server):
 
 def main() -> int:
     """Run until the server ends; returns the exit status."""
-    start = json.loads(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:  # the server has ended
+        return 1
+    start = json.loads(line)
     here = placement()
     host = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or start["host"]
     try:

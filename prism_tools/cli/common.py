@@ -154,6 +154,7 @@ def uses_slurm(options: argparse.Namespace) -> bool:
     from prism_tools.launch import jobs
 
     jobs.check(options.file, options.output, options.slurm_args or [])
+    options.places = ["--nodes", str(options.nodes)] if options.nodes else []  # of the job's command
     options.nodes = options.nodes or PAIR
     options.progress.log = not options.quiet
     return True

@@ -13,9 +13,9 @@ from prism_tools.launch.program import fix_hash_seed
 DESCRIPTION = """Run a few ranks of a calibrated graph for real, against virtual peers, in real time.
 
 The sandbox ranks run the recorded program; all others are played from the graph, so that each wait
-takes as long as in the whole job. In a Slurm allocation of two nodes the assistant, who plays them,
-has the first node for itself and the sandbox ranks the second. Writes the replayed graph: measured times, late deliveries and
-peak memory of the sandbox ranks."""
+takes as long as in the whole job. In a Slurm allocation of two nodes the assistant, which plays them,
+has the first node for itself, and the sandbox ranks run on the second. Writes the replayed graph:
+measured times, late deliveries and peak memory of the sandbox ranks."""
 
 EXAMPLES = """prism-replay -r 0-1 calibrated.h5 -o replayed.h5
 prism-slice bare.h5 -s 2 | prism-calibrate | prism-replay -r 0-1 | prism-inspect summary
@@ -65,7 +65,16 @@ def _by_slurm(options: argparse.Namespace) -> None:
     ranks = ",".join(map(str, options.ranks))
     with parts(options.tool, options.file, options.output, [ranks, options.nodes, program]) as folder:
         part = str(folder / "replay.h5")
-        command = [*common.this_tool(), "-r", ranks, os.path.abspath(options.file), "-o", part, *program]
+        command = [
+            *common.this_tool(),
+            "-r",
+            ranks,
+            os.path.abspath(options.file),
+            "-o",
+            part,
+            *options.places,
+            *program,
+        ]
         Parts(folder, {"replay": command}, options.nodes, options.slurm_args or [], options.progress).complete()
         options.file = part  # its payload's path counts from there
         common.write_graph(file.read(part), options)

@@ -22,15 +22,17 @@ prism-slice merge slice-0.h5 slice-1.h5 | prism-slice probe -s 2 -o sliced.h5
 prism-slice invariance bare.h5 -s 2 --delay 20"""
 
 SUBCOMMANDS = ("run", "plan", "merge", "probe", "invariance")
-ENVIRONMENT = {"SLURM_ARRAY_TASK_ID": "the slice that run measures, without --index and --ranks"}
+ENVIRONMENT = {
+    "SLURM_ARRAY_TASK_ID": "the slice that run measures, without --index and --ranks",
+    **common.NODES,
+    **common.SPOOL,
+}
 
 
 def get_parser() -> common.Parser:
     """The command line of prism-slice."""
     usage = "[run|plan|merge|probe|invariance] [options] [FILE] [-- [-m] program [arg ...]]"
-    parser = common.new_parser(
-        "prism-slice", usage, DESCRIPTION, EXAMPLES, {**ENVIRONMENT, **common.NODES, **common.SPOOL}
-    )
+    parser = common.new_parser("prism-slice", usage, DESCRIPTION, EXAMPLES, ENVIRONMENT)
     subparsers = parser.add_subparsers(title="subcommands", prog="prism-slice", metavar="SUBCOMMAND", required=True)
     program = "[-- [-m] program [argument ...]]"
 
@@ -51,19 +53,7 @@ def get_parser() -> common.Parser:
     _add(subparsers, "plan", "[options] -s S [FILE]", "print the slices as TSV; run nothing", _plan)
     _add_merge(subparsers)
 
-    probe = _add(
-        subparsers,
-        "probe",
-        "[options] [FILE]",
-        "measure the operations that cross a slice's edge, alone",
-        _probe,
-        False,
-    )
-    common.add_output(probe)
-    probe.add_argument(
-        "--repeats", metavar="R", type=common.positive, default=20, help="runs of each operation (default: 20)"
-    )
-    common.add_nodes(probe)
+    _add_probe(subparsers)
 
     about = "test the graph: repeat slices with random virtual delays, print compute spans that moved"
     invariance = _add(subparsers, "invariance", f"[options] -s S [FILE] {program}", about, _invariance)
@@ -96,6 +86,15 @@ def _add(
     size_help = "ranks that run for real at a time" + ("" if size_required else " (default: every operation crosses)")
     parser.add_argument("-s", "--size", metavar="S", type=common.positive, required=size_required, help=size_help)
     return parser
+
+
+def _add_probe(subparsers: argparse._SubParsersAction) -> None:
+    about = "measure the operations that cross a slice's edge, alone"
+    probe = _add(subparsers, "probe", "[options] [FILE]", about, _probe, False)
+    common.add_output(probe)
+    help_ = "runs of each operation (default: 20)"
+    probe.add_argument("--repeats", metavar="R", type=common.positive, default=20, help=help_)
+    common.add_nodes(probe)
 
 
 def _add_merge(subparsers: argparse._SubParsersAction) -> None:

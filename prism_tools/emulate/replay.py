@@ -25,7 +25,7 @@ from prism_tools.errors import PrismError
 from prism_tools.graph import provenance
 from prism_tools.graph.iterations import iteration_times
 from prism_tools.graph.match import Matches, find_matches
-from prism_tools.graph.model import Durations, Graph, Replay
+from prism_tools.graph.model import Durations, Graph, Replay, Timing
 from prism_tools.graph.order import dependency_order
 from prism_tools.graph.schema import Op
 from prism_tools.launch.slurm import others
@@ -52,6 +52,10 @@ def replay(graph: Graph, options: argparse.Namespace) -> Graph:
     graph.memory = joined_memory(graph.memory, memory("replay", traces))
     graph.environment = {**graph.environment, "replay": provenance.environment()}
     graph.stage = "replayed"
+    if moved := drifted(graph.replay.timing):
+        options.progress.warn(
+            f"the nodes' clocks moved apart by {moved / 1000:.0f} us meanwhile: waits may be off by as much"
+        )
     if assistant.values.unknown:
         options.progress.warn(f"{assistant.values.unknown} contributions were not recorded: losses are not comparable")
     return graph
@@ -100,6 +104,14 @@ def measured(graph: Graph, matches: Matches, sandbox: list[int], traces: dict[in
     virtual = {int(member) for group in touched for member in graph.groups.members[group]} - set(sandbox)
     used = {matches.rank_of(m) for m in crossing_members(matches, sandbox)} - set(sandbox)
     return Replay(rows, late, late_ns, late_ns <= INVALID_SHARE * longest, len(touched), len(used & virtual))
+
+
+def drifted(timing: Timing) -> int:
+    """ns by which the rows' clocks moved apart beyond the error of their comparison; 0 if that is no more than a late
+    delivery may be."""
+    spans = np.array([int(end.max() - issue[0]) for issue, end in zip(timing.host_issue, timing.end, strict=True)])
+    moved = np.abs(timing.clock_drift) * spans // 10**9 - 2 * timing.clock_error
+    return int(moved.max()) if moved.max() > TOLERANCE_NS else 0
 
 
 def crossing_members(matches: Matches, sandbox: list[int]) -> list[int]:

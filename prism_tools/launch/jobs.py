@@ -28,7 +28,9 @@ SHOWN = 5  # lines of a failed job's log
 def check(file: str, output: str, arguments: Sequence[str]) -> None:
     """PrismError unless there is a Slurm, and the graph comes from a file and goes to one: both are seen by other nodes."""
     if arguments.count(":") > 1:
-        raise PrismError("--slurm-args: one ':' divides the assistant's options from the other nodes'", status=2)
+        raise PrismError(
+            "--slurm-args: one ':' divides the assistant's options from the ranks'; leave the others out", status=2
+        )
     if shutil.which("sbatch") is None:
         raise PrismError("--slurm: no sbatch on PATH; run this where Slurm's commands are, or leave --slurm out")
     for name, what in (

@@ -35,7 +35,7 @@ def commands(
         from prism_tools.emulate.sandbox import check_ranks  # takes a second
 
         check_ranks(graph, options.ranks, options.file)
-    shared = [os.path.abspath(options.file), "-s", str(options.size)]
+    shared = [os.path.abspath(options.file), "-s", str(options.size), *options.places]
     made = {}
     for ranks in chosen(graph, options):
         index = str(ranks[0] // options.size)

@@ -15,7 +15,7 @@ from prism_tools.capture.nodes import Nodes
 from prism_tools.capture.server import Server
 from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Graph, Probes
-from prism_tools.graph.schema import P2P, Kind, Op
+from prism_tools.graph.schema import P2P, UNKNOWN, Kind, Op
 from prism_tools.launch.slurm import others
 from prism_tools.slicing.plan import slices
 from prism_tools.slicing.probe_program import REPEATS, program
@@ -105,7 +105,7 @@ def thinned(amounts: list[int]) -> list[int]:
 
 
 def run_processes(count: int, body: Callable[[], None], places: Nodes | None) -> list[dict[str, Any]]:
-    """Run ``body`` in ``count`` forked ranks with the real backend between them: their traces."""
+    """Run ``body`` in ``count`` forked ranks with the real backend between them: their traces, times on one clock."""
     server = Server(places)
     try:
         for rank in range(count):
@@ -118,6 +118,11 @@ def run_processes(count: int, body: Callable[[], None], places: Nodes | None) ->
             member.main.send(("go",))
         while server.running():
             server.poll(None)
+        clocks = places.clocks() if places is not None else {}
+        for member in server.ranks.values():
+            if member.trace is not None and member.place in clocks:
+                times = member.trace["times"]
+                times[times != UNKNOWN] += clocks[member.place].offset
         return [server.ranks[rank].trace or {} for rank in range(count)]
     finally:
         server.close()

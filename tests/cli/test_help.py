@@ -14,13 +14,13 @@ OPTIONS = {
     "record": "--world-size --jobs --nodes --output --live --nproc-per-node --warmup --iterations --reduce-order --sends "
     "--pretend-cuda --tensors --tensor-budget",
     "slice": "",
-    "slice run": "file --size --output --ranks --index --repeat --no-probe --slurm --slurm-args --trust",
+    "slice run": "file --size --output --ranks --index --repeat --no-probe --nodes --slurm --slurm-args --trust",
     "slice plan": "file --size",
     "slice merge": "files --output",
-    "slice probe": "file --size --output --repeats",
+    "slice probe": "file --size --output --repeats --nodes",
     "slice invariance": "file --size --delay --seed --trust",
     "calibrate": "file --output",
-    "replay": "file --ranks --output --slurm --slurm-args --trust",
+    "replay": "file --ranks --output --nodes --slurm --slurm-args --trust",
     "inspect": "",
     "inspect summary": "file --partial",
     "inspect ranks": "file --partial --format",
@@ -144,6 +144,10 @@ def usage_error(capsys, tool, *argv):
         (
             ["slice", "a.h5", "-s", "2", "-o", "b.h5", "--slurm-args=-p gpu"],
             "prism-slice: --slurm-args: is for jobs; add --slurm\n",
+        ),
+        (
+            ["replay", "-r", "0", "a.h5", "-o", "b.h5", "--slurm", "--slurm-args=-p a : -p b : -p c"],
+            "prism-replay: --slurm-args: one ':' divides the assistant's options from the ranks'; leave the others out\n",
         ),
         (
             ["replay", "-r", "0", "a.h5", "--slurm", "--slurm-args='"],
