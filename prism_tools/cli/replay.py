@@ -19,7 +19,7 @@ measured times, late deliveries and peak memory of the sandbox ranks."""
 
 EXAMPLES = """prism-replay -r 0-1 calibrated.h5 -o replayed.h5
 prism-slice bare.h5 -s 2 | prism-calibrate | prism-replay -r 0-1 | prism-inspect summary
-prism-replay -r 0-7 calibrated.h5 -o replayed.h5 --slurm --slurm-args='--partition=cpu : --partition=gpu'
+prism-replay -r 0-7 calibrated.h5 -o run.h5 --slurm --slurm-args='-p cpu : -p gpu'
 prism-replay -r 0,7 calibrated.h5 -o replayed.h5 -- train.py --tp 2 --pp 2"""
 
 
