@@ -29,7 +29,7 @@ class Gate:
         os.mkfifo(self.pipe)
         (folder / "program.py").write_text(GATE + SUMS.read_text())
         bare = stages.recorded(SUMS, world=4).path
-        self.argv = ["run", bare, "-o", "sliced.h5", "--slurm", "--no-probe"]
+        self.argv = ["run", bare, "-o", "sliced.h5", "--slurm", "--no-probe", "--nodes", 1]
         self.program = ["--", folder / "program.py", self.pipe]
         self.said = ""
 

@@ -22,7 +22,7 @@ def lose_the_node(slurm, gate, part):
 
 def test_slices_start_again(slurm, gate):
     """Three of four slices lose their jobs in three ways. The fourth runs on; of first attempts no process is left."""
-    driver = gate.start(size=1, options=["--nodes=1"])
+    driver = gate.start(size=1)
     gate.arrived(4)
     before = gate.ranks()
     slurm.run("scontrol", "requeue", gate.job("slice-1"))

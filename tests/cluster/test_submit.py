@@ -76,7 +76,20 @@ def test_a_failure_costs_only_its_slice(slurm, sums, tmp_path):
     """A program that fails on rank 3, then one that does not, under the same name."""
     good = SUMS.read_text()
     (tmp_path / "p.py").write_text(good.replace("for _", "1 / (3 - dist.get_rank())\nfor _", 1))
-    argv = ["run", sums["bare"], "-s", 2, "-o", "sliced.h5", "--slurm", "--no-probe", "--", tmp_path / "p.py"]
+    argv = [
+        "run",
+        sums["bare"],
+        "-s",
+        2,
+        "-o",
+        "sliced.h5",
+        "--slurm",
+        "--nodes",
+        1,
+        "--no-probe",
+        "--",
+        tmp_path / "p.py",
+    ]
     done = slurm.run(*command("slice", *argv), cwd=tmp_path, expect=1)
     last = done.stderr.partition("prism-slice: 1 of 2 jobs failed, first slice-1 (job ")[2]
     assert ", FAILED, " in last and "the same command makes only what is missing\n" in last, done.stderr
