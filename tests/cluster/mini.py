@@ -110,7 +110,8 @@ def reap(mark: str) -> None:
 
 
 class MiniSlurm:
-    """Nodes n1 … nN of ``cpus`` CPUs each; n2's clock is ``ahead`` s ahead. A context manager: idle nodes inside, nothing left outside but ``folder``."""
+    """Nodes n1 … nN of ``cpus`` CPUs each, of which n2's clock is ``ahead`` seconds ahead. A context manager: idle nodes
+    inside, nothing left outside but ``folder``."""
 
     def __init__(self, folder: Path, nodes: int = 4, cpus: int = 4) -> None:
         self.folder, self.cpus = folder, cpus
