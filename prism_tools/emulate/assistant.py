@@ -54,9 +54,8 @@ class Assistant(Server):
         the machine with the first rank. PrismError: divergence, or a failed rank."""
         for spec in specs:
             self.spawn(spec)
-        while not all(
-            rank.pid for rank in self.ranks.values()
-        ):  # on other nodes; virtual ranks do not start before them
+        # Until those on other nodes are forked: virtual ranks do not start before them.
+        while not all(rank.pid for rank in self.ranks.values()):
             self.poll(None)
         self.started = time.monotonic_ns()
         self._decide(self.planner.start(self.started))
