@@ -123,7 +123,8 @@ def main() -> int:
     except EOFError:
         return 0
     except (PrismError, OSError, ImportError) as error:
-        agent.say("failed", str(error))
+        where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else ""
+        agent.say("failed", where or str(error))
         return 1
     finally:
         agent.close()
