@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from prism_tools.capture.link import Guest
-from prism_tools.capture.nodes import Node
+from prism_tools.capture.node import Node
 from prism_tools.errors import PrismError
 from tests.tools import environment
 
