@@ -128,15 +128,17 @@ class Parts:
     def _submit(self, names: Sequence[str]) -> None:
         from prism_tools.launch.submit import CHUNK, Executor
 
-        for first in range(0, len(names), CHUNK):
-            chunk = names[first : first + CHUNK]
+        size = 1 if ":" in self.arguments else CHUNK  # jobs that one call of sbatch makes
+        for first in range(0, len(names), size):
+            chunk = names[first : first + size]
             executor = Executor(self.folder, self._name(), self.arguments, self.nodes)
             jobs = executor.run([self.commands[name] for name in chunk])
             self.jobs |= dict(zip(chunk, jobs, strict=True))
             with open(self.folder / LIST, "a") as stream:
                 stream.writelines(f"{job.job_id}\t{name}\n" for job, name in zip(jobs, chunk, strict=True))
-            ids = list(dict.fromkeys(job.job_id.partition("_")[0] for job in jobs))
-            self.progress.say(f"submitted {_some(chunk)} as job{'s' * (len(ids) > 1)} {_some(ids)}")
+            self.progress.say(
+                f"submitted {', '.join(chunk[:SHOWN])}{' …' * (len(chunk) > SHOWN)} as job {_array(jobs[0])}"
+            )
 
     def _wait(self, waiting: set[str]) -> None:
         ended: dict[str, float] = {}  # name -> since when its job is known to be over
@@ -178,5 +180,5 @@ class Parts:
         return PrismError(f"{count} (job {job.job_id}, {state}, {log}); {remedy}", detail="\n".join(told[-SHOWN:]))
 
 
-def _some(words: Sequence[str]) -> str:
-    return ", ".join(words[:SHOWN]) + " …" * (len(words) > SHOWN)
+def _array(job: Job) -> str:
+    return job.job_id.partition("_")[0]

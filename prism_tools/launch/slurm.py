@@ -51,11 +51,17 @@ def others(nodes: int | None, most: int, environ: Mapping[str, str] = os.environ
 
 
 def _is_heterogeneous(environ: Mapping[str, str]) -> bool:
-    return int(environ.get("SLURM_HET_SIZE") or 1) > 1
+    return _number(environ, "SLURM_HET_SIZE") > 1
 
 
 def _allocated(environ: Mapping[str, str]) -> int:
     """Nodes of the job; of a heterogeneous one the first, and those of the second component."""
     if _is_heterogeneous(environ):
-        return 1 + int(environ.get("SLURM_JOB_NUM_NODES_HET_GROUP_1") or 1)
-    return int(environ.get("SLURM_JOB_NUM_NODES") or 1)
+        return 1 + _number(environ, "SLURM_JOB_NUM_NODES_HET_GROUP_1")
+    return _number(environ, "SLURM_JOB_NUM_NODES")
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    """What a variable says; 1 where it says nothing that is a number, as launch/placement.py takes them."""
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else 1

@@ -18,6 +18,7 @@ TASK = {"SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS":
         (None, {"SLURM_JOB_NUM_NODES": "9"}, Place(4, ("--relative=1",), beside=1)),
         (2, {"SLURM_JOB_NUM_NODES": "9"}, PAIR),
         (1, {"SLURM_JOB_NUM_NODES": "9"}, None),
+        (None, {"SLURM_JOB_NUM_NODES": "two", "SLURM_HET_SIZE": ""}, None),
         (None, KINDS, Place(3, ("--het-group=1",), beside=1)),
         (2, KINDS, Place(1, ("--het-group=1",), beside=1)),
         (None, TASK, None),
