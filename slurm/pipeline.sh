@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Submit the whole pipeline: record, slices (an array), calibrate, replay. Each starts when the one before has succeeded,
-# and is cancelled when it has not. Prints the jobs' ids. The site's options go into SBATCH_* variables.
+# and is cancelled when it has not. Prints the jobs' ids. The site's options go into SBATCH_* variables. PRISM_NODES: nodes of
+# each job (default: pairs for slices and replay, an assistant's node and the ranks'; 1 for the others).
 set -euo pipefail
 
 if (($# < 6)) || [[ $5 != -- ]]; then
@@ -31,7 +32,7 @@ submit() { # NAME SBATCH-ARGUMENT...
   echo "$name ${jobs[-1]}"
 }
 set -E # the trap holds in functions too
-submit record "$here/record.sbatch" -n "$world" -o "$folder/bare.h5" -- "$@"
-submit slices --array="0-$(((world - 1) / size))" "$here/slice.sbatch" "$folder/slices" "$folder/bare.h5" -s "$size"
-submit calibrate "$here/calibrate.sbatch" "$folder/slices" "$size" "$folder/calibrated.h5"
-submit replay "$here/replay.sbatch" -r "$ranks" "$folder/calibrated.h5" -o "$folder/replayed.h5"
+submit record --nodes="${PRISM_NODES:-1}" "$here/record.sbatch" -n "$world" -o "$folder/bare.h5" -- "$@"
+submit slices --nodes="${PRISM_NODES:-2}" --array="0-$(((world - 1) / size))" "$here/slice.sbatch" "$folder/slices" "$folder/bare.h5" -s "$size"
+submit calibrate --nodes="${PRISM_NODES:-1}" "$here/calibrate.sbatch" "$folder/slices" "$size" "$folder/calibrated.h5"
+submit replay --nodes="${PRISM_NODES:-2}" "$here/replay.sbatch" -r "$ranks" "$folder/calibrated.h5" -o "$folder/replayed.h5"

@@ -143,7 +143,7 @@ class Client:
             if self._bell in ready:
                 self._bell.recv(1)
                 work, answer, payload = self._handed.get()
-                heapq.heappush(planned, (work.due(answer), work.opid, work, answer, payload))
+                heapq.heappush(planned, (answer[3], work.opid, work, answer, payload))
             if sock in ready:
                 answer, payload = self._read(sock)
                 if answer[0] == "read":

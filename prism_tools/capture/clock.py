@@ -1,7 +1,9 @@
-"""Clocks: a rank's monotonic clock against its server's, by ping-pong before and after the run (design §8)."""
+"""Clocks: the monotonic clock of another machine against this one's, by ping-pong before and after a run (design §8)."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,42 +11,60 @@ from pathlib import Path
 
 PINGS = 16
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+NAMESPACE = "/proc/self/ns/time"
 
 
 def reading() -> tuple[str, int]:
-    """(identity of this machine's clock, its time in ns): what a server answers to "clock"."""
-    return Path(BOOT_ID).read_text().strip(), time.monotonic_ns()
+    """(identity of this process's clock, its time in ns). A machine has one clock, and one more for each time namespace."""
+    name = Path(BOOT_ID).read_text().strip()
+    with contextlib.suppress(OSError):  # a kernel without them
+        name += " " + os.readlink(NAMESPACE)
+    return name, time.monotonic_ns()
 
 
-@dataclass
+@dataclass(frozen=True)
 class Clock:
-    """``offset``: ns to add to this process's times to reach the server's; ``drift``: parts per 1e9; ``error``: bound, ns."""
+    """``offset``: ns to add to another machine's times to reach ours; ``drift``: parts per 1e9; ``error``: bound, ns."""
 
     offset: int = 0
     drift: int = 0
     error: int = 0
 
+    def to_ours(self, when: int) -> int:
+        """A time of theirs on our clock."""
+        return when + self.offset
 
-@dataclass
+    def to_theirs(self, when: int) -> int:
+        """A time of ours on their clock."""
+        return when - self.offset
+
+
+@dataclass(frozen=True)
 class Sample:
-    """One comparison: at local time ``at`` the server's clock was ahead by ``offset`` ± ``error``."""
+    """One comparison: at our time ``at``, ``offset`` ± ``error`` is to be added to the other clock's times to reach ours."""
 
-    at: int
-    offset: int
-    error: int
+    at: int = 0
+    offset: int = 0
+    error: int = 0
+
+    def beyond(self, other: Sample) -> Sample:
+        """What is to be added to this clock's times to reach the ``other`` one's; exact for a clock and itself."""
+        error = 0 if self == other else self.error + other.error
+        return Sample(self.at, self.offset - other.offset, error)
 
 
 def compare(ask: Callable[[], tuple[str, int]]) -> Sample:
-    """The best of PINGS round trips; exact (0 ± 0) where both sides read the same machine's clock."""
-    mine, _ = reading()
+    """The best of PINGS round trips; exact (0 ± 0) where both read the same clock."""
+    mine, now = reading()
     best = None
     for _ in range(PINGS):
         before = time.monotonic_ns()
         theirs, then = ask()
         after = time.monotonic_ns()
         if theirs == mine:
-            return Sample(after, 0, 0)
-        sample = Sample((before + after) // 2, then - (before + after) // 2, (after - before + 1) // 2)
+            return Sample(now, 0, 0)
+        middle = (before + after) // 2
+        sample = Sample(middle, middle - then, (after - before + 1) // 2)
         if best is None or sample.error < best.error:
             best = sample
     assert best is not None

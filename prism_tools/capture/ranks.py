@@ -36,11 +36,12 @@ PRELOAD = (
     "torch.optim",
 )
 PR_SET_PDEATHSIG = 1
+OURS, SILENT = -1, -2  # of Spec.output
 
 
 @dataclass
 class Spec:
-    """What a rank process runs. ``output``: descriptor that becomes its stdout, or -1 to keep ours; ``body``: run this
+    """What a rank process runs. ``output``: descriptor that becomes its stdout, OURS, or SILENT; ``body``: run this
     function instead of the program ``argv``; ``device``: of Launch; ``issue_cost``, ``eager_sends``: see capture/session.py;
     ``rules``, ``lenient``: the rank runs without its peers (capture/ruled.py)."""
 
@@ -56,7 +57,7 @@ class Spec:
     sandbox: frozenset[int]
     stop_after: int
     announce: bool
-    output: int = -1
+    output: int = OURS
     body: Callable[[], None] | None = None
     issue_cost: dict[int, int] | None = None
     eager_sends: bool = False
@@ -131,11 +132,11 @@ def _become_rank(spec: Spec, sock: socket.socket, parent: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
-    null = os.open(os.devnull, os.O_RDONLY)
+    null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
+    if spec.output != OURS:
+        os.dup2(null if spec.output == SILENT else spec.output, 1)
     os.close(null)
-    if spec.output >= 0:
-        os.dup2(spec.output, 1)
     multiprocessing.process.ORIGINAL_DIR = spec.cwd  # type: ignore[attr-defined] # where spawned children start
     os.environ.update(spec.env)
     os.environ.update(rank_environment(spec))

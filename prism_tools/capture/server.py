@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prism_tools.capture import clock, ranks, wire
 from prism_tools.capture.kv import KeyValue
@@ -20,8 +20,11 @@ from prism_tools.errors import PrismError
 from prism_tools.graph.schema import Op, Reduce
 from prism_tools.tensors.refusals import refusal
 
+if TYPE_CHECKING:
+    from prism_tools.capture.nodes import Nodes
+
 FULL_POLL = 0.001  # seconds between attempts to send what a full socket did not take
-LAST_WORDS = ("group", "trace", "clock", "leave", "channel", "push")  # what is heard once a run is given up
+LAST_WORDS = ("group", "trace", "leave", "channel", "push")  # what is heard once a run is given up
 GRACE = 10.0  # seconds that ranks get to send their traces and leave when a run is given up
 
 
@@ -79,9 +82,10 @@ def refusal_of(operation: Operation) -> str:
 
 
 class Here:
-    """Where ranks are that the server forks itself: on its own machine."""
+    """Where ranks are that the server forks itself: on its own machine. ``clock``: that machine's."""
 
     name = ""
+    clock = clock.Clock()
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What ``function`` says on the machine where the ranks are."""
@@ -134,9 +138,10 @@ class Failure(PrismError):
 
 
 class Server:
-    """Owns the ranks that it forks. Subclasses play the operations: ``on_op``, ``on_wait``, ``on_test``, ``on_watch``."""
+    """Owns the ranks that it forks, here or on ``nodes``. Subclasses play the operations: ``on_op``, ``on_wait``, ``on_test``,
+    ``on_watch``. All times are on the clock of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Nodes | None = None) -> None:
         self.selector = selectors.DefaultSelector()
         self.ranks: dict[int, Rank] = {}
         self.groups: dict[tuple[str, tuple[int, ...]], Group] = {}
@@ -145,6 +150,9 @@ class Server:
         self.given_up = False
         self.alive = 0  # rank processes that have not been reaped
         self.own: list[socket.socket] = []  # what ranks must not hold, beside the sockets of others
+        self.nodes = nodes
+        if nodes is not None:
+            nodes.serve(self)
 
     # --- what subclasses provide
 
@@ -183,12 +191,16 @@ class Server:
 
     def spawn(self, spec: ranks.Spec) -> Rank:
         """Fork one rank; it waits for "go"."""
+        rank = self.ranks[spec.rank] = self._fork(spec) if self.nodes is None else self.nodes.spawn(spec)
+        self.alive += 1
+        return rank
+
+    def _fork(self, spec: ranks.Spec) -> Rank:
         close = self.own + [peer.sock for rank in self.ranks.values() for peer in rank.peers()]
         pid, sock = ranks.fork(spec, close)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        rank = self.ranks[spec.rank] = Rank(spec.rank, pid, wire.Peer(sock, self.full))
+        rank = Rank(spec.rank, pid, wire.Peer(sock, self.full))
         self._listen(rank, rank.main)
-        self.alive += 1
         return rank
 
     def running(self) -> bool:
@@ -196,12 +208,15 @@ class Server:
 
     def poll(self, timeout: float | None) -> bool:
         """Handle what has arrived; False if nothing came in time."""
+        caught_up = self.nodes is not None and self.nodes.catch_up()
+        if caught_up:
+            timeout = 0
         events = self.selector.select(min(timeout or FULL_POLL, FULL_POLL) if self.full else timeout)
         for key, _ in events:
             key.data()
         for peer in list(self.full):
             peer.flush()
-        return bool(events)
+        return caught_up or bool(events)
 
     def _listen(self, rank: Rank, peer: wire.Peer) -> None:
         self.selector.register(peer.sock, selectors.EVENT_READ, partial(self._read, rank, peer))
@@ -277,6 +292,8 @@ class Server:
 
     def close(self) -> None:
         """End every rank process and close every socket; safe to call twice."""
+        if self.nodes is not None:
+            self.nodes.release()
         for rank in self.ranks.values():
             if not rank.gone:
                 kill_group(rank.pid)
@@ -315,8 +332,6 @@ class Server:
             rank.iterations = message[1]
         elif kind == "trace":
             rank.trace = message[1]
-        elif kind == "clock":
-            peer.send(("ok", clock.reading()))
         elif kind == "leave":
             rank.left = True
             self.on_leave(rank, peer)
@@ -325,6 +340,7 @@ class Server:
         _, opid, node, slot, op, reduce, root, peer, tag, descs, inputs, site, issued, sync, factor, whole = message
         group = rank.slots[slot]
         place = rank.sites[site]
+        issued = rank.place.clock.to_ours(issued)
         return Operation(
             opid, node, group, Op(op), Reduce(reduce), root, peer, tag, descs, inputs > 0, place, issued, sync, factor,
             whole, payload,

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
-from prism_tools.capture import clock, wire
+from prism_tools.capture import wire
 from prism_tools.capture.calls import Call
 from prism_tools.capture.client import Client
 from prism_tools.capture.trace import Tracer
@@ -50,7 +50,6 @@ class Session:
         self.stop_after = stop_after
         self.tracer = Tracer(issue_cost)
         self.compensate = issue_cost is not None
-        self.clock = clock.compare(self._ask_clock)
         self.pending_ranks: tuple[int, ...] = ()
         self.slots: dict[tuple[str, str, tuple[int, ...]], int] = {}
         self.iterations = 0
@@ -75,17 +74,6 @@ class Session:
     def last_words(self) -> dict[str, Any]:
         """What goes with the trace."""
         return {}
-
-    def _ask_clock(self) -> tuple[str, int]:
-        return self.client.request(("clock",))
-
-    def to_leader(self, when: int) -> int:
-        """A time of this process on the server's clock."""
-        return when + self.clock.offset
-
-    def from_leader(self, when: int) -> int:
-        """A time of the server on this process's clock."""
-        return when - self.clock.offset
 
     def is_remote(self, ranks: tuple[int, ...]) -> bool:
         """Whether a group of these global ranks is played by the server."""
@@ -123,7 +111,7 @@ class Session:
             self.client.post(("site", self._announced_sites, sites[self._announced_sites]))
             self._announced_sites += 1
         opid = self.client.new_id()
-        issued = self.to_leader(self.tracer.issued_at(node) - (self.tracer.debt if self.compensate else 0))
+        issued = self.tracer.issued_at(node) - (self.tracer.debt if self.compensate else 0)
         descs = wire.descs_of(call.ins or call.outs) if call.op is not Op.BARRIER else []
         head = ("op", opid, node, slot, int(call.op), int(call.reduce), call.root, call.peer, call.tag)
         tail = (descs, len(call.ins), self.tracer.site_of(node), issued, blocks, call.factor, call.whole)
@@ -144,8 +132,6 @@ class Session:
         trace = self.tracer.export(self.rank, [ranks for *_, ranks in self.slots])
         trace["slots"] = list(self.slots)
         trace["rss"] = peak_rss()
-        measured = clock.between(self.clock, clock.compare(self._ask_clock))
-        trace["clock"] = (measured.offset, measured.drift, measured.error)
         trace["status"] = status
         trace |= self.last_words()
         self.client.post(("trace", trace))

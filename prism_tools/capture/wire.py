@@ -1,6 +1,7 @@
 """Messages between a rank and its server: one datagram each on a Unix socket; large payloads travel as a memfd, written once.
 
-The same datagrams serve the coordinator (prism-record) and the assistant (prism-slice, prism-replay).
+The same datagrams serve the coordinator (prism-record) and the assistant (prism-slice, prism-replay). Times are the rank's
+machine's, in both directions; the server converts them.
 
 rank → server                                            server → rank
   ("group", slot, name, desc, backend, ranks)              ("go",)                       start running
@@ -12,7 +13,7 @@ rank → server                                            server → rank
   ("wait", opid)  ("test", opid)  ("watch", opid)
   ("store", function, arguments)                           ("dump",)                     give up: send your trace and exit
   ("channel",) + socket  ("push",) + socket                ("read",)                     a watched completion is on the main socket
-  ("clock",)  ("trace", trace)  ("leave", status)  ("iteration", number)
+  ("trace", trace)  ("leave", status)  ("iteration", number)
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class TracedWork(Work):
         self._call = call
         self._node = node
         self._waited = False
-        self._planned = 0  # when a played operation ends, on this process's clock
+        self._planned = 0  # when a played operation ends
         self._future: TracedFuture | None = None
         self._problem: RuntimeError | None = None  # why a played operation failed
 
@@ -159,17 +159,13 @@ class RemoteWork(TracedWork):
             entered = time.monotonic_ns()
             self.complete(*self._session.client.wait(self.opid, self._call.sync), entered)
 
-    def due(self, answer: tuple) -> int:
-        """When a completion takes effect, on this process's clock; 0: at once."""
-        return self._session.from_leader(answer[3]) if answer[3] else 0
-
     def complete(self, answer: tuple, payload: memoryview, entered: int = 0) -> None:
         """Results have come: copy them out, at the planned time if there is one (any thread).
 
         ``entered``: when this rank began to wait; what came in time but was not asked for until then is not late.
         """
-        kind, _, descs, _, peer = answer
-        when = self._planned = self.due(answer)
+        kind, _, descs, when, peer = answer
+        self._planned = when
         if kind == "failed":
             self._problem = RuntimeError(descs)
         else:

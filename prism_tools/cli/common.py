@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 LIBRARIES = ("numpy", "h5py", "torch", "matplotlib")
 EXIT_STATUS = "0 success; 1 failure; 2 wrong usage; 130 interrupted; 141 the reader of standard output went away."
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+PAIR = 2  # nodes of a job: one for the assistant, one for the sandbox ranks
+NODES = {"PRISM_NODES, SLURM_JOB_NUM_NODES": "nodes, without --nodes"}
 SPOOL = {
     "SLURM_TMPDIR, TMPDIR": "where a graph that comes from or goes to a pipe is spooled (HDF5 needs a seekable file)"
 }
@@ -126,11 +128,20 @@ def add_command(parser: argparse.ArgumentParser, recorded: bool = True) -> None:
         )
 
 
+def add_nodes(parser: argparse.ArgumentParser) -> None:
+    """Let the tool's sandbox ranks run on other nodes than its assistant."""
+    help_ = "nodes of the Slurm allocation: the assistant has the first, the ranks the others (default: all; 1: this machine)"
+    parser.add_argument("--nodes", metavar="N", type=positive, help=help_)
+
+
 def add_slurm(parser: argparse.ArgumentParser) -> None:
     """Let the tool hand its work to Slurm."""
-    help_ = "run on nodes of Slurm and wait; when repeated, take up the jobs and parts that are there"
+    help_ = "run as jobs of Slurm, of --nodes each (default: 2), and wait; when repeated, take up jobs and parts that are there"
     parser.add_argument("--slurm", action="store_true", help=help_)
-    help_ = "the site's options of sbatch, such as --slurm-args='--partition=gpu --time=60'"
+    help_ = (
+        "the site's options of sbatch, such as --slurm-args='--partition=gpu --time=60'; with two kinds of nodes "
+        "'--partition=cpu : --partition=gpu': the assistant's, the ranks'"
+    )
     parser.add_argument("--slurm-args", metavar="ARGS", type=words, default=None, help=help_)
 
 
@@ -142,7 +153,9 @@ def uses_slurm(options: argparse.Namespace) -> bool:
         return False
     from prism_tools.launch import jobs
 
-    jobs.check(options.file, options.output)
+    jobs.check(options.file, options.output, options.slurm_args or [])
+    options.places = ["--nodes", str(options.nodes)] if options.nodes else []  # of the job's command
+    options.nodes = options.nodes or PAIR
     options.progress.log = not options.quiet
     return True
 

@@ -41,7 +41,7 @@ With --live: that of the command."""
 ENVIRONMENT = {
     "PRISM_WORLD_SIZE": "world size, without -n",
     "PRISM_JOBS, SLURM_CPUS_ON_NODE": "ranks running at a time on a node, without -j",
-    "PRISM_NODES, SLURM_JOB_NUM_NODES": "nodes, without --nodes",
+    **common.NODES,
     "CC, XDG_CACHE_HOME": "--live on GPUs: the C compiler, and where what it made is kept (prism-tools/)",
 }
 

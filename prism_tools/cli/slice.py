@@ -29,33 +29,24 @@ prism-slice merge slice-0.h5 slice-1.h5 | prism-slice probe -s 2 -o sliced.h5
 prism-slice invariance bare.h5 -s 2 --delay 20"""
 
 SUBCOMMANDS = ("run", "plan", "merge", "probe", "invariance")
-ENVIRONMENT = {"SLURM_ARRAY_TASK_ID": "the slice that run measures, without --index and --ranks"}
+ENVIRONMENT = {
+    "SLURM_ARRAY_TASK_ID": "the slice that run measures, without --index and --ranks",
+    **common.NODES,
+    **common.SPOOL,
+}
 
 
 def get_parser() -> common.Parser:
     """The command line of prism-slice."""
     usage = "[run|plan|merge|probe|invariance] [options] [FILE] [-- [-m] program [arg ...]]"
-    parser = common.new_parser("prism-slice", usage, DESCRIPTION, EXAMPLES, {**ENVIRONMENT, **common.SPOOL})
+    parser = common.new_parser("prism-slice", usage, DESCRIPTION, EXAMPLES, ENVIRONMENT)
     subparsers = parser.add_subparsers(title="subcommands", prog="prism-slice", metavar="SUBCOMMAND", required=True)
     program = "[-- [-m] program [argument ...]]"
 
     _add_run(subparsers, program)
     _add_cover(_add(subparsers, "plan", "[options] -s S [FILE]", "print the slices as TSV; run nothing", _plan))
     _add_merge(subparsers)
-
-    probe = _add(
-        subparsers,
-        "probe",
-        "[options] [FILE]",
-        "measure the operations that cross a slice's edge, alone",
-        _probe,
-        False,
-    )
-    common.add_output(probe)
-    probe.add_argument(
-        "--repeats", metavar="R", type=common.positive, default=20, help="runs of each operation (default: 20)"
-    )
-    _add_cover(probe)
+    _add_probe(subparsers)
 
     about = "test the graph: repeat slices with random virtual delays, print compute spans that moved"
     invariance = _add(subparsers, "invariance", f"[options] -s S [FILE] {program}", about, _invariance)
@@ -107,6 +98,7 @@ def _add_run(subparsers: argparse._SubParsersAction, program: str) -> None:
     help_ = "begin anew: forget what an earlier call, stopped before its end, has measured"
     run.add_argument("-f", "--force", action="store_true", help=help_)
     run.add_argument("--no-probe", action="store_true", help="do not measure the crossing operations alone")
+    common.add_nodes(run)
     common.add_slurm(run)
     common.add_command(run)
     _add_cover(run)
@@ -115,6 +107,16 @@ def _add_run(subparsers: argparse._SubParsersAction, program: str) -> None:
 def _add_cover(parser: argparse.ArgumentParser) -> None:
     help_ = "slices that hold every rank, or only one of each program class (default: all)"
     parser.add_argument("--cover", choices=("all", "classes"), default="all", help=help_)
+
+
+def _add_probe(subparsers: argparse._SubParsersAction) -> None:
+    about = "measure the operations that cross a slice's edge, alone"
+    probe = _add(subparsers, "probe", "[options] [FILE]", about, _probe, False)
+    common.add_output(probe)
+    help_ = "runs of each operation (default: 20)"
+    probe.add_argument("--repeats", metavar="R", type=common.positive, default=20, help=help_)
+    common.add_nodes(probe)
+    _add_cover(probe)
 
 
 def _add_merge(subparsers: argparse._SubParsersAction) -> None:
@@ -129,6 +131,7 @@ def _add_merge(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    options.nodes = common.setting(options.nodes, "PRISM_NODES")
     _check_options(options)
     if common.uses_slurm(options):
         return _by_slurm(options)
@@ -193,6 +196,7 @@ def _by_slurm(options: argparse.Namespace) -> None:
         array = Parts(
             folder,
             commands(graph, options, folder, common.this_tool(), program),
+            options.nodes,
             options.slurm_args or [],
             options.progress,
         )
@@ -221,6 +225,7 @@ def _merge(options: argparse.Namespace) -> None:
 
 
 def _probe(options: argparse.Namespace) -> None:
+    options.nodes = common.setting(options.nodes, "PRISM_NODES")
     common.check_output(options)
     from prism_tools.slicing.probe import probe
 

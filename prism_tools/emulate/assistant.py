@@ -1,4 +1,7 @@
-"""The assistant: one process that answers the sandbox ranks for every absent rank, over sockets, in real time."""
+"""The assistant: one process that answers the sandbox ranks for every absent rank, over sockets, in real time.
+
+The sandbox's ranks are its children, or run on other nodes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from prism_tools.capture import ranks, wire
+from prism_tools.capture.clock import Clock
 from prism_tools.capture.kv import EXPIRED
+from prism_tools.capture.nodes import Nodes
 from prism_tools.capture.server import Operation, Rank, Server, process_state, refusal_of
 from prism_tools.emulate.absent import AbsentChanges
 from prism_tools.emulate.divergence import check_operation, check_trace
@@ -29,8 +34,9 @@ class Assistant(Server):
         sandbox: list[int],
         planner: AtOnce | Timed,
         payloads: PayloadReader | None,
+        nodes: Nodes | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(nodes)
         self.graph = graph
         self.sandbox = sandbox
         self.matches = matches
@@ -44,9 +50,13 @@ class Assistant(Server):
         self.absent = AbsentChanges(graph.store, sandbox, self.store)
 
     def run(self, specs: list[ranks.Spec], tick: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
-        """Run the sandbox ranks to their end: their traces. PrismError: divergence, or a failed rank."""
+        """Run the sandbox ranks to their end: their traces, with their machine's clock against that of
+        the machine with the first rank. PrismError: divergence, or a failed rank."""
         for spec in specs:
             self.spawn(spec)
+        # Until those on other nodes are forked: virtual ranks do not start before them.
+        while not all(rank.pid for rank in self.ranks.values()):
+            self.poll(None)
         self.started = time.monotonic_ns()
         self._decide(self.planner.start(self.started))
         for rank in self.ranks.values():
@@ -56,7 +66,11 @@ class Assistant(Server):
                 self.absent.apply(everything=True)  # not the recorded order, but better than waiting for ever
                 self.release()
             tick()
-        return {number: rank.trace for number, rank in self.ranks.items() if rank.trace is not None}
+        clocks = self.nodes.clocks() if self.nodes is not None else {}
+        traces = {number: rank.trace for number, rank in self.ranks.items() if rank.trace is not None}
+        for number, trace in traces.items():
+            trace["clock"] = clocks.get(self.ranks[number].place, Clock())
+        return traces
 
     def on_op(self, rank: Rank, peer: wire.Peer, operation: Operation) -> None:
         check_operation(self.graph, rank.number, operation)
@@ -80,7 +94,7 @@ class Assistant(Server):
                 waiting.send(("ok", None))
 
     def _all_asleep(self) -> bool:
-        return all(process_state(rank.pid) == "S" for rank in self.ranks.values() if not rank.gone)
+        return all(rank.ask(process_state) == "S" for rank in self.ranks.values() if not rank.gone)
 
     def _store(self, rank: Rank, peer: wire.Peer, function: str, arguments: tuple) -> None:
         seen = len(self.store.log)
@@ -136,4 +150,4 @@ class Assistant(Server):
                 self._sent.add((number, operation.opid))
             self._forget(match)
             answer = ("failed", operation.opid, refused) if refused else ("done", operation.opid, wire.descs_of(outs))
-            target.send((*answer, when, source), wire.pack(outs))
+            target.send((*answer, rank.place.clock.to_theirs(when), source), wire.pack(outs))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from prism_tools.capture import ranks
+from prism_tools.capture import nodes, ranks
 from prism_tools.emulate.condense import condense
 from prism_tools.emulate.planner import Timed
 from prism_tools.emulate.sandbox import (
@@ -25,9 +25,10 @@ from prism_tools.errors import PrismError
 from prism_tools.graph import provenance
 from prism_tools.graph.iterations import iteration_times
 from prism_tools.graph.match import Matches, find_matches
-from prism_tools.graph.model import Durations, Graph, Replay
+from prism_tools.graph.model import Durations, Graph, Replay, Timing
 from prism_tools.graph.order import dependency_order
 from prism_tools.graph.schema import Op
+from prism_tools.launch.slurm import others
 
 TOLERANCE_NS = 50_000  # deliveries later than this are counted
 INVALID_SHARE = 0.01  # an iteration whose deliveries are later than this share of it, in sum, proves nothing
@@ -43,14 +44,18 @@ def replay(graph: Graph, options: argparse.Namespace) -> Graph:
     planner = Timed(condense(graph, matches, dependency_order(graph, matches), durations, set(sandbox)))
     payloads = open_payloads(graph, options.file)
     check_kept(graph, matches, payloads, sandbox, options.file)
-    ranks.preload()
-    output = 2 if options.output == "-" else -1  # stdout is for the graph
+    output = 2 if options.output == "-" else ranks.OURS  # stdout is for the graph
     costs = issue_costs(graph)
-    traces, assistant = run_sandbox(graph, matches, sandbox, planner, payloads, output, issue_cost=costs)
+    with nodes.ready(options.tool, others(options.nodes, len(sandbox))) as places:
+        traces, assistant = run_sandbox(graph, matches, sandbox, planner, payloads, places, output, issue_cost=costs)
     graph.replay = measured(graph, matches, sandbox, traces)
     graph.memory = joined_memory(graph.memory, memory("replay", traces))
     graph.environment = {**graph.environment, "replay": provenance.environment()}
     graph.stage = "replayed"
+    if moved := drifted(graph.replay.timing):
+        options.progress.warn(
+            f"the nodes' clocks moved apart by {moved / 1000:.0f} us meanwhile: waits may be off by as much"
+        )
     if assistant.values.unknown:
         options.progress.warn(f"{assistant.values.unknown} contributions were not recorded: losses are not comparable")
     return graph
@@ -99,6 +104,14 @@ def measured(graph: Graph, matches: Matches, sandbox: list[int], traces: dict[in
     virtual = {int(member) for group in touched for member in graph.groups.members[group]} - set(sandbox)
     used = {matches.rank_of(m) for m in crossing_members(matches, sandbox)} - set(sandbox)
     return Replay(rows, late, late_ns, late_ns <= INVALID_SHARE * longest, len(touched), len(used & virtual))
+
+
+def drifted(timing: Timing) -> int:
+    """ns by which the rows' clocks moved apart beyond the error of their comparison; 0 if that is no more than a late
+    delivery may be."""
+    spans = np.array([int(end.max() - issue[0]) for issue, end in zip(timing.host_issue, timing.end, strict=True)])
+    moved = np.abs(timing.clock_drift) * spans // 10**9 - 2 * timing.clock_error
+    return int(moved.max()) if moved.max() > TOLERANCE_NS else 0
 
 
 def crossing_members(matches: Matches, sandbox: list[int]) -> list[int]:

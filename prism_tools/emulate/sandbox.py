@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from prism_tools.capture import ranks
+from prism_tools.capture.nodes import Nodes
 from prism_tools.emulate.assistant import Assistant
 from prism_tools.emulate.planner import AtOnce, Timed
 from prism_tools.errors import PrismError
@@ -69,12 +70,13 @@ def run_sandbox(
     sandbox: list[int],
     planner: AtOnce | Timed,
     payloads: PayloadReader | None,
+    nodes: Nodes | None,
     output: int,
     tick: Callable[[], None] = lambda: None,
     issue_cost: dict[int, int] | None = None,
 ) -> tuple[dict[int, dict[str, Any]], Assistant]:
-    """Run the program for real on the ranks ``sandbox``; ``output``: descriptor for what it prints, or -1 for ours;
-    ``issue_cost``: see capture/session.py.
+    """Run the program for real on the ranks ``sandbox``, here or on ``nodes``; ``output``: see ranks.Spec; ``issue_cost``: see
+    capture/session.py.
 
     Returns each rank's trace and the assistant. Nothing of the run is left when this returns or raises.
     """
@@ -83,7 +85,7 @@ def run_sandbox(
         raise PrismError(f"the graph of a live job holds no values for virtual ranks to send; {remedy}")
     if payloads is not None:
         payloads.load(crossing(graph, matches, sandbox))
-    assistant = Assistant(graph, matches, sandbox, planner, payloads)
+    assistant = Assistant(graph, matches, sandbox, planner, payloads, nodes)
     sys.stdout.flush()
     gc.collect()
     gc.disable()  # a collection would make deliveries late
@@ -117,9 +119,11 @@ def spec_of(graph: Graph, rank: int, sandbox: list[int], output: int, issue_cost
 
 
 def timing(rows: list[tuple[int, int, int, dict[str, Any]]]) -> Timing:
-    """Timing of (rank, slice, repeat, trace) rows, each on its own process's clock."""
+    """Timing of (rank, slice, repeat, trace) rows, each on its own machine's clock."""
     keys: list[Any] = [np.array([row[k] for row in rows], np.int32) for k in range(3)]
-    clocks: list[Any] = [np.array([row[3]["clock"][k] for row in rows], np.int64) for k in range(3)]
+    clocks: list[Any] = [
+        np.array([getattr(row[3]["clock"], name) for row in rows], np.int64) for name in ("offset", "drift", "error")
+    ]
     columns: dict[str, Any] = {name: [row[3]["times"][:, k].copy() for row in rows] for k, name in enumerate(TIMES)}
     return Timing(*keys, *clocks, **columns)
 

@@ -97,8 +97,8 @@ class Timing:
     """Measured times, one row per (rank, slice, repeat); each row's arrays have one int64 ns per node of that rank.
 
     ``host_issue``: the host reached the call; ``ready``: the node could start (its lane was free and its inputs there);
-    ``start``, ``end``: it ran. Times of one row share one clock: clock_offset (ns to add to reach the leader's clock),
-    clock_drift (parts per 1e9), clock_error (ns, bound).
+    ``start``, ``end``: it ran. Times of one row share one clock: clock_offset (ns to add to reach the leader's clock,
+    that of the machine where the run's first rank ran), clock_drift (parts per 1e9), clock_error (ns, bound).
     """
 
     rank: np.ndarray

@@ -25,8 +25,12 @@ LIST = "jobs.tsv"  # in the folder: job, name of the part
 SHOWN = 5  # lines of a failed job's log
 
 
-def check(file: str, output: str) -> None:
+def check(file: str, output: str, arguments: Sequence[str]) -> None:
     """PrismError unless there is a Slurm, and the graph comes from a file and goes to one: both are seen by other nodes."""
+    if arguments.count(":") > 1:
+        raise PrismError(
+            "--slurm-args: one ':' divides the assistant's options from the ranks'; leave the others out", status=2
+        )
     if shutil.which("sbatch") is None:
         raise PrismError("--slurm: no sbatch on PATH; run this where Slurm's commands are, or leave --slurm out")
     for name, what in (
@@ -67,10 +71,14 @@ def parts(tool: str, file: str, output: str, words: Sequence[Any], anew: bool = 
 
 
 class Parts:
-    """Has Slurm make ``folder``/NAME.h5 for each name in ``commands`` (name -> the command line that makes it)."""
+    """Has Slurm make ``folder``/NAME.h5 for each name in ``commands`` (name -> the command line that makes it), by jobs of
+    ``nodes`` nodes with the site's ``arguments``."""
 
-    def __init__(self, folder: Path, commands: dict[str, list[str]], arguments: Sequence[str], progress: Any) -> None:
-        self.folder, self.commands, self.arguments, self.progress = folder, commands, arguments, progress
+    def __init__(
+        self, folder: Path, commands: dict[str, list[str]], nodes: int, arguments: Sequence[str], progress: Any
+    ) -> None:
+        self.folder, self.commands, self.progress = folder, commands, progress
+        self.nodes, self.arguments = nodes, arguments
         self.jobs: dict[str, Job] = {}
         self.states: dict[str, str] = {}  # as last told
         self.failed: dict[str, str] = {}  # name -> state of its job
@@ -122,9 +130,10 @@ class Parts:
     def _submit(self, names: Sequence[str]) -> None:
         from prism_tools.launch.submit import CHUNK, Executor
 
-        for first in range(0, len(names), CHUNK):
-            chunk = names[first : first + CHUNK]
-            executor = Executor(self.folder, self._name(), self.arguments)
+        size = 1 if ":" in self.arguments else CHUNK  # jobs that one call of sbatch makes
+        for first in range(0, len(names), size):
+            chunk = names[first : first + size]
+            executor = Executor(self.folder, self._name(), self.arguments, self.nodes)
             jobs = executor.run([self.commands[name] for name in chunk])
             self.jobs |= dict(zip(chunk, jobs, strict=True))
             with open(self.folder / LIST, "a") as stream:

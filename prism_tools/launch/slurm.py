@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prism_tools.launch.placement import placement
+
 
 def srun(tasks: int, nodes: int) -> list[str]:
     """What to write before a command so that ``tasks`` copies of it run on ``nodes`` nodes, block by block.
@@ -12,3 +18,50 @@ def srun(tasks: int, nodes: int) -> list[str]:
     each = -(-tasks // nodes)
     shape = [f"--nodes={nodes}-{nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={each}"]
     return ["srun", "--mpi=pmi2", *shape, "--distribution=block"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """``nodes`` nodes of the allocation for a step of one task each; ``words``: which, for srun; ``beside``: nodes that are
+    left to whom the step serves."""
+
+    nodes: int
+    words: tuple[str, ...] = ()
+    beside: int = 0
+
+
+def all_of(nodes: int, most: int) -> Place | None:
+    """``nodes`` nodes from the first on, but no more than ``most``; None: this machine is enough."""
+    count = min(nodes, most)
+    return Place(count) if count > 1 else None
+
+
+def others(nodes: int | None, most: int, environ: Mapping[str, str] = os.environ) -> Place | None:
+    """Of ``nodes`` nodes (None: of all that the job has) those behind the first, in a heterogeneous job those of the second
+    component, but no more than ``most``; None: there is no other than this machine.
+
+    Of a job whose tasks are tools that know nothing of each other, each has this machine only.
+    """
+    if nodes is None:
+        nodes = 1 if placement(environ).world > 1 else _allocated(environ)
+    count = min(nodes - 1, most)
+    if count < 1:
+        return None
+    return Place(count, ("--het-group=1",) if _is_heterogeneous(environ) else ("--relative=1",), beside=1)
+
+
+def _is_heterogeneous(environ: Mapping[str, str]) -> bool:
+    return _number(environ, "SLURM_HET_SIZE") > 1
+
+
+def _allocated(environ: Mapping[str, str]) -> int:
+    """Nodes of the job; of a heterogeneous one the first, and those of the second component."""
+    if _is_heterogeneous(environ):
+        return 1 + _number(environ, "SLURM_JOB_NUM_NODES_HET_GROUP_1")
+    return _number(environ, "SLURM_JOB_NUM_NODES")
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    """What a variable says; 1 where it says nothing that is a number, as launch/placement.py takes them."""
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else 1

@@ -31,6 +31,17 @@ for _handler in list(logging.getLogger("submitit").handlers):  # standard output
         logging.getLogger("submitit").removeHandler(_handler)
 
 
+def components(arguments: Sequence[str]) -> list[list[str]]:
+    """Options of sbatch, divided where a ":" begins those of a heterogeneous job's next component."""
+    divided: list[list[str]] = [[]]
+    for word in arguments:
+        if word == ":":
+            divided.append([])
+        else:
+            divided[-1].append(word)
+    return divided
+
+
 class Watcher(slurm.SlurmInfoWatcher):
     """States from the queue: submitit asks sacct, which sites without an accounting database do not have.
 
@@ -43,10 +54,11 @@ class Watcher(slurm.SlurmInfoWatcher):
         return asked if self._registered - self._finished else None
 
     def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
-        """Job -> its state, from what squeue printed."""
+        """Job -> its state, from what squeue printed. A heterogeneous job is its first component, "12+0": the script's."""
         text = string if isinstance(string, str) else string.decode()
         rows = [line.split("|") for line in text.splitlines()]
-        found = {row[0].strip(): {"JobID": row[0].strip(), "State": row[1].strip()} for row in rows if len(row) == 2}
+        named = [(row[0].strip().removesuffix("+0"), row[1].strip()) for row in rows if len(row) == 2]
+        found = {job: {"JobID": job, "State": state} for job, state in named}
         return {job: {"JobID": job, "State": GONE} for job in self._registered} | found
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
@@ -55,7 +67,7 @@ class Watcher(slurm.SlurmInfoWatcher):
 
 
 class Job(slurm.SlurmJob[None]):
-    """A task of an array."""
+    """A task of an array, or a heterogeneous job."""
 
     watcher = Watcher(delay_s=ASK_EVERY)
 
@@ -84,20 +96,28 @@ class Command(Checkpointable):
 
 
 class Executor(slurm.SlurmExecutor):
-    """Submits commands as arrays of one-node jobs, whose files are in ``folder``.
+    """Submits commands as arrays of jobs of ``nodes`` nodes, whose files are in ``folder``; the script runs on the first.
 
-    ``arguments``: the site's options of sbatch, which win. What submitit would ask for by itself is left to the site: five
-    minutes, a wckey, and USR2 90 s before the end, which at limits of two minutes comes at the beginning.
+    ``arguments``: the site's options of sbatch, which win. With a ":" among them, as sbatch has it, each command is a
+    heterogeneous job: its script on one node, by what is before the ":", the other nodes by what is behind.
+    What submitit would ask for by itself is left to the site: five minutes, a wckey, and USR2 90 s before the end, which at
+    limits of two minutes comes at the beginning.
     """
 
     job_class = Job
 
-    def __init__(self, folder: Path, name: str, arguments: Sequence[str]) -> None:
+    def __init__(self, folder: Path, name: str, arguments: Sequence[str], nodes: int) -> None:
         super().__init__(folder, python=f"exec {shlex.quote(sys.executable)}")  # exec: signals reach Python
-        self.arguments = [*arguments, f"--job-name={name}"]  # the name is ours: jobs are cancelled by it
-        own = {"ntasks": 1, "requeue": True}
+        self.components = components(arguments)
+        if len(self.components) > 1:
+            shape = [f"--nodes={max(nodes - 1, 1)}", "--ntasks-per-node=1", "--exclusive", "--mem=0"]
+            self.components[1] = [*shape, *self.components[1]]
+            nodes = 1
+        for words in self.components:
+            words.append(f"--job-name={name}")  # the name is ours: jobs are cancelled by it
+        own = {"ntasks-per-node": 1, "requeue": True}
         self.update_parameters(
-            nodes=1, exclusive=True, mem="0", time=None, wckey=None, use_srun=False,
+            nodes=nodes, exclusive=True, mem="0", time=None, wckey=None, use_srun=False,
             additional_parameters=own,
         )  # fmt: skip
 
@@ -114,24 +134,29 @@ class Executor(slurm.SlurmExecutor):
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[Job]:
         """As submitit's, which makes a plain SlurmExecutor for an array: without the python, the jobs' class and all of this."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if len(self.components) > 1:  # Slurm has no arrays of these
+            return [self._dumped(delayed, self._submitted()) for delayed in delayed_submissions]
         self.parameters["map_count"] = len(delayed_submissions)
-        for delayed in delayed_submissions:
-            delayed.set_timeout(UNLIMITED, self.max_num_timeout)
-        first = self._submit_command(self._submitit_command_str)
-        jobs = []
-        for number, delayed in enumerate(delayed_submissions):
-            job = self.job_class(folder=self.folder, job_id=f"{first.job_id}_{number}")
-            with utils.temporary_save_path(job.paths.submitted_pickle) as path:  # its job waits for it
-                delayed.dump(path)
-            jobs.append(job)
-        return jobs
+        first = self._submitted()
+        return [self._dumped(delayed, f"{first}_{number}") for number, delayed in enumerate(delayed_submissions)]
+
+    def _submitted(self) -> str:
+        return self._submit_command(self._submitit_command_str).job_id
+
+    def _dumped(self, delayed: utils.DelayedSubmission, job_id: str) -> Job:
+        delayed.set_timeout(UNLIMITED, self.max_num_timeout)
+        job = self.job_class(folder=self.folder, job_id=job_id)
+        with utils.temporary_save_path(job.paths.submitted_pickle) as path:  # its job waits for it
+            delayed.dump(path)
+        return job
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         lines = super()._make_submission_file_text(command, uid).splitlines(keepends=True)
         return "".join(line for line in lines if not line.startswith("#SBATCH --signal="))
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return ["sbatch", *self.arguments, str(submission_file_path)]
+        first, *others = self.components
+        return ["sbatch", *first, *(word for words in others for word in (":", *words)), str(submission_file_path)]
 
     def _num_tasks(self) -> int:
         return 1

@@ -6,12 +6,13 @@ import gc
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from prism_tools.capture import ranks, wire
 from prism_tools.capture.kv import CHANGES
+from prism_tools.capture.nodes import Nodes
 from prism_tools.capture.server import Operation, Rank, Server, process_state, refusal_of
 from prism_tools.graph.schema import P2P, Op, ReduceOrder
 from prism_tools.graph.semantics import ignores_tags
@@ -48,8 +49,9 @@ class Coordinator(Server):
         payloads: PayloadWriter,
         cut: frozenset[int] | None = None,
         order: ReduceOrder = ReduceOrder.RANK,
+        nodes: Nodes | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(nodes)
         self.payloads = payloads
         self.cut = cut
         self.order = order
@@ -69,10 +71,6 @@ class Coordinator(Server):
         self.notices: list[str] = []  # what the user should hear while the recording goes on
 
     # --- turns
-
-    def prepare(self, modules: Sequence[str], pretend: bool) -> None:
-        """Import what ranks need, here, before they are forked: see ranks.preload."""
-        ranks.preload(True, modules, pretend)
 
     def launch(self, spec: ranks.Spec) -> None:
         """Fork a rank; it runs when it gets a turn."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from prism_tools.capture import imports, ranks
+from prism_tools.capture import imports, nodes, ranks
 from prism_tools.capture.server import Failure
 from prism_tools.errors import PrismError
 from prism_tools.graph import file, provenance
@@ -23,10 +23,10 @@ from prism_tools.graph.names import ranks_text
 from prism_tools.graph.schema import EPILOGUE, PRETEND_CUDA, PROLOGUE, UNKNOWN, ReduceOrder
 from prism_tools.graph.stream import signals_wait
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
+from prism_tools.launch.slurm import all_of
 from prism_tools.record.alone import Alone, explanation, unanswered
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
-from prism_tools.record.nodes import NodesCoordinator
 from prism_tools.record.replicas import Replicas, summary
 from prism_tools.tensors.payload import PayloadWriter
 from prism_tools.tensors.rules import Rules, load
@@ -45,49 +45,50 @@ def record(options: argparse.Namespace) -> int:
     cut = cut_ranks(options)
     payloads = PayloadWriter(payload_path(options.output), options.tensor_budget)
     options.progress.log = options.verbose > 0 and not options.quiet
-    coordinator = coordinator_of(options, payloads, cut, launch, rules)
+    place = None if rules is not None else all_of(options.nodes, options.world_size)
+    if rules is not None and options.nodes > 1:
+        options.progress.warn("with --rules the ranks run on this node only")
+    where = f" on each of {place.nodes} nodes" if place else ""
+    options.progress.say(
+        f"{options.world_size} ranks, {options.jobs} at a time{where}; payloads: {tensors_text(options.tensors)}"
+    )
     try:
-        mode = tensors_text(options.tensors)
-        where = f" on each of {coordinator.count} nodes" if isinstance(coordinator, NodesCoordinator) else ""
-        options.progress.say(f"{options.world_size} ranks, {options.jobs} at a time{where}; payloads: {mode}")
-        coordinator.prepare(imports.modules_of(launch.argv, launch.cwd), options.pretend_cuda)
-        pace = Pace()
-        try:
-            traces = _run(options, coordinator, launch, rules, pace)
-        except PrismError as problem:
-            _keep_partial(options, coordinator, launch, problem)
-            raise
-        kept = payloads.finish(f"partial {mode}".removesuffix(" all") if payloads.lost else mode)
-        with signals_wait():  # a kill may come between the two: the reader then finds the store under its other name
-            graph = _write(options, coordinator, launch, kept, traces)
-            payloads.commit()
-        options.progress.say(
-            f"{len(traces)} ranks recorded: {coordinator.turns.switches:,} switches in {pace.elapsed():.1f} s"
-        )
-        if payloads.lost:
-            options.progress.warn(loss_text(graph, payloads))
+        modules = imports.modules_of(launch.argv, launch.cwd)
+        with nodes.ready(options.tool, place, True, modules, options.pretend_cuda) as places:
+            kind = Coordinator if rules is None else Alone
+            coordinator = kind(options.jobs, payloads, cut, launch.reduce_order, places)
+            try:
+                _finish(options, coordinator, launch, _run_or_keep(options, coordinator, launch, rules))
+            finally:
+                coordinator.close()
     finally:
-        coordinator.close()
         payloads.discard()
     return 0
 
 
-def coordinator_of(
-    options: argparse.Namespace,
-    payloads: PayloadWriter,
-    cut: frozenset[int] | None,
-    launch: Launch,
-    rules: Rules | None,
-) -> Coordinator:
-    """The coordinator of ranks on this machine, or on several nodes, but no more than there are ranks. Those that rules
-    answer run alone, here."""
-    arguments = (options.jobs, payloads, cut, launch.reduce_order)
-    nodes = min(options.nodes, options.world_size)
-    if rules is not None:
-        if nodes > 1:
-            options.progress.warn("with --rules the ranks run on this node only")
-        return Alone(*arguments)
-    return NodesCoordinator(nodes, options.world_size, *arguments) if nodes > 1 else Coordinator(*arguments)
+def _run_or_keep(
+    options: argparse.Namespace, coordinator: Coordinator, launch: Launch, rules: Rules | None
+) -> dict[int, Any]:
+    """The traces of all ranks; what is known when a run fails is kept."""
+    pace = Pace()
+    try:
+        traces = _run(options, coordinator, launch, rules, pace)
+    except PrismError as problem:
+        _keep_partial(options, coordinator, launch, problem)
+        raise
+    switches, elapsed = coordinator.turns.switches, pace.elapsed()
+    options.progress.say(f"{len(traces)} ranks recorded: {switches:,} switches in {elapsed:.1f} s")
+    return traces
+
+
+def _finish(options: argparse.Namespace, coordinator: Coordinator, launch: Launch, traces: dict[int, Any]) -> None:
+    payloads, mode = coordinator.payloads, tensors_text(options.tensors)
+    kept = payloads.finish(f"partial {mode}".removesuffix(" all") if payloads.lost else mode)
+    with signals_wait():  # a kill may come between the two: the reader then finds the store under its other name
+        graph = _write(options, coordinator, launch, kept, traces)
+        payloads.commit()
+    if payloads.lost:
+        options.progress.warn(loss_text(graph, payloads))
 
 
 def explain(options: argparse.Namespace) -> int:
@@ -242,7 +243,7 @@ def _run(
 
     def spec_for(rank: int) -> ranks.Spec:
         spec = spec_of(launch, rank, options.sends == "eager")
-        output = sys.stderr.fileno() if options.explain_rules else -1  # stdout is the table's
+        output = sys.stderr.fileno() if options.explain_rules else ranks.OURS  # stdout is the table's
         return replace(spec, rules=rules, lenient=options.explain_rules, output=output)
 
     specs = map(spec_for, range(options.world_size))

@@ -18,7 +18,7 @@ PROBE = "probe"
 
 def question(options: argparse.Namespace, program: Sequence[str]) -> list[Any]:
     """What tells one measurement of a graph from another."""
-    places = [options.size, options.cover, options.ranks, options.index]
+    places = [options.size, options.cover, options.ranks, options.index, options.nodes]
     return [*places, options.repeat, options.passes, options.no_probe, list(program)]
 
 
@@ -36,7 +36,7 @@ def commands(
         from prism_tools.emulate.sandbox import check_ranks  # takes a second
 
         check_ranks(graph, options.ranks, options.file)
-    shared = [os.path.abspath(options.file), "-s", str(options.size), "--cover", options.cover]
+    shared = [os.path.abspath(options.file), "-s", str(options.size), "--cover", options.cover, *options.places]
     made = {}
     for number, _ in chosen(graph, options):
         name = f"slice-{number}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 import numpy as np
 
@@ -69,12 +68,8 @@ def own_of_slice(
     graph: Graph, matches: Matches, payloads: PayloadReader | None, sandbox: list[int], delay: int, seed: int
 ) -> dict[int, np.ndarray]:
     """Own times of the sandbox's nodes, with virtual peers up to ``delay`` ns late."""
-    output = os.open(os.devnull, os.O_WRONLY)
-    try:
-        planner = AtOnce(graph, matches, set(sandbox), delay, seed)
-        traces, _ = run_sandbox(graph, matches, sandbox, planner, payloads, output)
-    finally:
-        os.close(output)
+    planner = AtOnce(graph, matches, set(sandbox), delay, seed)
+    traces, _ = run_sandbox(graph, matches, sandbox, planner, payloads, None, ranks.SILENT)
     result = {}
     for rank, trace in traces.items():
         times = trace["times"]

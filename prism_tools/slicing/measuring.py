@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from prism_tools.capture import ranks
+from prism_tools.capture.nodes import Nodes
 from prism_tools.emulate.condense import condense
 from prism_tools.emulate.planner import AtOnce, Timed
 from prism_tools.emulate.replay import issue_costs
@@ -28,13 +29,15 @@ Slices = list[tuple[int, list[int]]]  # number in the plan, ranks
 
 @dataclass
 class Job:
-    """What running a slice needs. ``durations``: virtual peers answer at the times that these give; None: at once."""
+    """What running a slice needs. ``durations``: virtual peers answer at the times that these give; None: at once.
+    ``places``: nodes on which sandbox ranks run; None: here."""
 
     graph: Graph
     matches: Matches
     payloads: PayloadReader | None
     options: argparse.Namespace
     durations: Durations | None
+    places: Nodes | None = None
     label: str = ""  # of the pass, in progress and names of parts
 
 
@@ -96,8 +99,8 @@ def new_parts(job: Job, todo: Slices, total: int) -> Iterator[tuple[int, Part]]:
 def measured(job: Job, sandbox: list[int]) -> Part:
     """Run one slice as often as --repeat says."""
     graph, options = job.graph, job.options
-    shown = 2 if options.output == "-" else -1  # stdout is for the graph
-    output = shown if options.verbose else os.open(os.devnull, os.O_WRONLY)
+    shown = 2 if options.output == "-" else ranks.OURS  # stdout is for the graph
+    output = shown if options.verbose else ranks.SILENT
     condensed = costs = None
     if job.durations is not None:
         order = dependency_order(graph, job.matches)
@@ -105,17 +108,13 @@ def measured(job: Job, sandbox: list[int]) -> Part:
         costs = issue_costs(graph)
     rows: list[tuple[int, int, int, dict[str, Any]]] = []
     unknown = 0
-    try:
-        for repeat in range(options.repeat):
-            planner = AtOnce(graph, job.matches, set(sandbox)) if condensed is None else Timed(condensed)
-            traces, assistant = run_sandbox(
-                graph, job.matches, sandbox, planner, job.payloads, output, issue_cost=costs
-            )
-            unknown += assistant.values.unknown
-            rows += [(rank, 0, repeat, traces[rank]) for rank in sandbox]
-    finally:
-        if output != shown:
-            os.close(output)
+    for repeat in range(options.repeat):
+        planner = AtOnce(graph, job.matches, set(sandbox)) if condensed is None else Timed(condensed)
+        traces, assistant = run_sandbox(
+            graph, job.matches, sandbox, planner, job.payloads, job.places, output, issue_cost=costs
+        )
+        unknown += assistant.values.unknown
+        rows += [(rank, 0, repeat, traces[rank]) for rank in sandbox]
     new = timing(rows)
     everything = range(graph.iterations())
     new.iteration_ns = [

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from prism_tools.capture import ranks
+from prism_tools.capture import nodes, ranks
+from prism_tools.capture.nodes import Nodes
 from prism_tools.capture.server import Server
 from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Graph, Probes
-from prism_tools.graph.schema import P2P, Kind, Op
+from prism_tools.graph.schema import P2P, UNKNOWN, Kind, Op
+from prism_tools.launch.slurm import others
 from prism_tools.slicing.plan import slices
 from prism_tools.slicing.probe_program import REPEATS, program
 
@@ -34,16 +37,21 @@ class Wanted:
 
 def probe(graph: Graph, options: argparse.Namespace) -> Graph:
     """Measure the operations that cross slices of ``options.size`` ranks (all operations without a size)."""
-    ranks.preload()
-    planned = slices(graph, options.size, options.cover) if options.size else []
-    graph.probes = measure(graph, find_matches(graph), planned, options.progress, options.repeats)
+    with nodes.ready(options.tool, others(options.nodes, MOST_PROCESSES)) as places:
+        planned = slices(graph, options.size, options.cover) if options.size else []
+        graph.probes = measure(graph, find_matches(graph), planned, options.progress, places, options.repeats)
     return graph
 
 
 def measure(
-    graph: Graph, matches: Matches, planned: list[list[int]], progress: Any, repeats: int = REPEATS
+    graph: Graph,
+    matches: Matches,
+    planned: list[list[int]],
+    progress: Any,
+    places: Nodes | None,
+    repeats: int = REPEATS,
 ) -> Probes | None:
-    """Probes of the operations that cross the ``planned`` slices; None if nothing crosses."""
+    """Probes of the operations that cross the ``planned`` slices, run here or on ``places``; None if nothing crosses."""
     wanted = wanted_operations(graph, matches, planned)
     if not wanted:
         return None
@@ -52,7 +60,7 @@ def measure(
     plans = [operation for operation in wanted if operation.size <= processes] + [
         Wanted(o.op, o.dtype, o.reduce, processes, o.bytes) for o in wanted if o.size > processes
     ]
-    traces = run_processes(processes, lambda: program(plans, repeats))
+    traces = run_processes(processes, partial(program, plans, repeats), places)
     rows = [summary(plan, samples) for plan, samples in zip(plans, split(plans, repeats, traces), strict=True)]
     larger = [operation for operation in wanted if operation.size > processes]
     columns = list(zip(*rows, strict=True))
@@ -102,9 +110,9 @@ def thinned(amounts: list[int]) -> list[int]:
     return [amounts[round(k * (len(amounts) - 1) / (MOST_SIZES - 1))] for k in range(MOST_SIZES)]
 
 
-def run_processes(count: int, body: Callable[[], None]) -> list[dict[str, Any]]:
-    """Run ``body`` in ``count`` forked ranks with the real backend between them: their traces."""
-    server = Server()
+def run_processes(count: int, body: Callable[[], None], places: Nodes | None) -> list[dict[str, Any]]:
+    """Run ``body`` in ``count`` forked ranks with the real backend between them: their traces, times on one clock."""
+    server = Server(places)
     try:
         for rank in range(count):
             server.spawn(
@@ -116,6 +124,11 @@ def run_processes(count: int, body: Callable[[], None]) -> list[dict[str, Any]]:
             member.main.send(("go",))
         while server.running():
             server.poll(None)
+        clocks = places.clocks() if places is not None else {}
+        for member in server.ranks.values():
+            if member.trace is not None and member.place in clocks:
+                times = member.trace["times"]
+                times[times != UNKNOWN] += clocks[member.place].offset
         return [server.ranks[rank].trace or {} for rank in range(count)]
     finally:
         server.close()

@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prism_tools.capture import ranks
+from prism_tools.capture import nodes
 from prism_tools.emulate.sandbox import check_hash_seed, check_ranks, open_payloads
+from prism_tools.errors import PrismError
 from prism_tools.graph import provenance
 from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Graph
+from prism_tools.launch.slurm import Place, others
 from prism_tools.slicing import parallel
 from prism_tools.slicing.kept import Kept
 from prism_tools.slicing.measuring import Job, Slices, one_pass
@@ -26,10 +28,21 @@ def prepared(graph: Graph, options: argparse.Namespace) -> Slices:
     check_hash_seed(graph)
     check_ranks(graph, options.ranks or [], options.file)
     todo = chosen(graph, options)
-    parallel.check_cores(options.parallel, max(len(sandbox) for _, sandbox in todo))
+    if _place(options, todo) is None:
+        parallel.check_cores(options.parallel, max(len(sandbox) for _, sandbox in todo))
+    elif options.parallel > 1:
+        what = "slices at once share one machine"
+        raise PrismError(
+            f"--parallel {options.parallel}: {what}; add --nodes 1, or an array job for each slice", status=2
+        )
     if warning := partial_nodes_text(graph, [sandbox for _, sandbox in todo]):
         options.progress.warn(warning)
     return todo
+
+
+def _place(options: argparse.Namespace, todo: Slices) -> Place | None:
+    """Nodes beside this one for the sandbox ranks; None: they run here."""
+    return others(options.nodes, max(len(sandbox) for _, sandbox in todo))
 
 
 def run(graph: Graph, options: argparse.Namespace, todo: Slices, folder: Path | None = None) -> Graph:
@@ -43,17 +56,19 @@ def run(graph: Graph, options: argparse.Namespace, todo: Slices, folder: Path | 
     if durations is not None:
         base.timing = None
     payloads = open_payloads(graph, options.file)
-    ranks.preload()
-    job = Job(base, find_matches(base), payloads, options, durations)
     kept = Kept(base, folder, options)
-    graph = one_pass(job, todo, kept)
-    if not options.no_probe:
-        whole = slices(base, options.size) if options.cover == "all" else [sandbox for _, sandbox in todo]
-        graph.probes = kept.probes() or kept.save_probes(measure(base, job.matches, whole, options.progress))
     about: dict[str, Any] = {**provenance.environment(), "cover": options.cover}
-    everything = options.index is None and options.ranks is None
-    if options.passes > 1 or (before is not None and everything):
-        graph, about["passes"] = run_passes(job, todo, kept, graph, before)
+    with nodes.ready(options.tool, _place(options, todo)) as places:
+        job = Job(base, find_matches(base), payloads, options, durations, places)
+        graph = one_pass(job, todo, kept)
+        if not options.no_probe:
+            whole = slices(base, options.size) if options.cover == "all" else [sandbox for _, sandbox in todo]
+            graph.probes = kept.probes() or kept.save_probes(
+                measure(base, job.matches, whole, options.progress, places)
+            )
+        everything = options.index is None and options.ranks is None
+        if options.passes > 1 or (before is not None and everything):
+            graph, about["passes"] = run_passes(job, todo, kept, graph, before)
     warn_of_noise(graph, todo, options.progress)
     graph.stage = "sliced"
     graph.environment = {**graph.environment, "slice": about}

@@ -14,14 +14,14 @@ OPTIONS = {
     "record": "--world-size --jobs --nodes --output --live --nproc-per-node --warmup --iterations --reduce-order --sends "
     "--pretend-cuda --tensors --tensor-budget --rules --dedup --explain-rules",
     "slice": "",
-    "slice run": "file --size --cover --output --ranks --index --repeat --passes --parallel --force --no-probe --slurm "
-    "--slurm-args --trust",
+    "slice run": "file --size --cover --output --ranks --index --repeat --passes --parallel --force --no-probe --nodes "
+    "--slurm --slurm-args --trust",
     "slice plan": "file --size --cover",
     "slice merge": "files --output",
-    "slice probe": "file --size --cover --output --repeats",
+    "slice probe": "file --size --cover --output --repeats --nodes",
     "slice invariance": "file --size --delay --seed --trust",
     "calibrate": "file --output --realign --scale --set --delay --ideal",
-    "replay": "file --ranks --output --scale --set --delay --slurm --slurm-args --trust",
+    "replay": "file --ranks --output --scale --set --delay --nodes --slurm --slurm-args --trust",
     "inspect": "",
     "inspect summary": "file --partial",
     "inspect ranks": "file --partial --format",
@@ -146,6 +146,10 @@ def usage_error(capsys, tool, *argv):
         (
             ["slice", "a.h5", "-s", "2", "-o", "b.h5", "--slurm-args=-p gpu"],
             "prism-slice: --slurm-args: is for jobs; add --slurm\n",
+        ),
+        (
+            ["replay", "-r", "0", "a.h5", "-o", "b.h5", "--slurm", "--slurm-args=-p a : -p b : -p c"],
+            "prism-replay: --slurm-args: one ':' divides the assistant's options from the ranks'; leave the others out\n",
         ),
         (
             ["replay", "-r", "0", "a.h5", "--slurm", "--slurm-args='"],

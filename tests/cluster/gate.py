@@ -29,7 +29,7 @@ class Gate:
         os.mkfifo(self.pipe)
         (folder / "program.py").write_text(GATE + SUMS.read_text())
         bare = stages.recorded(SUMS, world=4).path
-        self.argv = ["run", bare, "-o", "sliced.h5", "--slurm", "--no-probe"]
+        self.argv = ["run", bare, "-o", "sliced.h5", "--slurm", "--no-probe", "--nodes", 1]
         self.program = ["--", folder / "program.py", self.pipe]
         self.said = ""
 
@@ -92,5 +92,10 @@ class Gate:
         return set(re.findall(r"JobState=(\w+)", "".join(told)))
 
     def ranks(self) -> list[str]:
-        """Processes of the jobs' tools and their ranks."""
-        return [line for line in marked(self.slurm.mark) if "--no-probe" in line and "--index" in line]
+        """Processes of the jobs' tools and their ranks, on the same node or another one."""
+        return [line for line in marked(self.slurm.mark) if ".parts/" in line or "prism_tools.capture.agent" in line]
+
+    def node(self, part: str) -> str:
+        """The node of a part's ranks: the last one of its job."""
+        nodes = re.search(r" NodeList=(\S+)", self.show(part))[1]
+        return self.slurm.run("scontrol", "show", "hostnames", nodes).stdout.split()[-1]

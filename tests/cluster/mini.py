@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.apt import install
@@ -17,6 +18,7 @@ from tests.tools import MARK, ROOT, Result, environment, marked, until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 PACKAGES = ("slurm-wlm", "slurm-client", "slurmd", "slurmctld", "munge")
+AHEAD = 1000  # seconds by which the monotonic clock of n2 is ahead of the others', as on another machine
 CLIENT_LIMIT = 60  # seconds: a client whose nodes are down waits for ever
 
 # One machine poses as many: no cgroups, no pinning, every daemon at the host name's own address, where slurmd listens.
@@ -52,12 +54,12 @@ KillWait=5
 ReturnToService=2
 JobRequeue=1
 SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
+SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_hetjob_immediate,bf_hetjob_prio=min
 TreeWidth=64
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=1
-PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=2
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe=NO PriorityTier=9
 """
 
 
@@ -95,7 +97,8 @@ def reap(mark: str) -> None:
 
 
 class MiniSlurm:
-    """Nodes n1 … nN of ``cpus`` CPUs each. A context manager: idle nodes inside, nothing left outside but ``folder``."""
+    """Nodes n1 … nN of ``cpus`` CPUs each, of which n2's clock is ``ahead`` seconds ahead. A context manager: idle nodes
+    inside, nothing left outside but ``folder``."""
 
     def __init__(self, folder: Path, nodes: int = 4, cpus: int = 4) -> None:
         self.folder, self.cpus = folder, cpus
@@ -103,6 +106,11 @@ class MiniSlurm:
         self.mark = uuid.uuid4().hex  # in the environment of all that runs in this cluster
         self.conf = folder / "slurm.conf"
         self.daemons: dict[str, subprocess.Popen] = {}
+        try:  # 0 where the kernel, or a container, has no time namespaces
+            able = subprocess.run(["unshare", "--time", "--monotonic=1", "true"], capture_output=True).returncode == 0
+        except OSError:
+            able = False
+        self.ahead = AHEAD if able else 0
 
     def __enter__(self) -> MiniSlurm:
         self.reaper = subprocess.Popen(
@@ -142,11 +150,23 @@ class MiniSlurm:
 
     def start_node(self, node: str) -> None:
         """Start (again) the daemon of a node."""
-        self._start(f"slurmd-{node}", "-D", "-N", node, "-f", self.conf, program="slurmd")
+        clock = ["unshare", "--time", f"--monotonic={self.ahead}"] if node == "n2" and self.ahead else []
+        self._start(f"slurmd-{node}", "-D", "-N", node, "-f", self.conf, program="slurmd", before=clock)
+
+    def stop_node(self, node: str) -> None:
+        """Kill the daemon of a node, and have Slurm notice at once; what it has started lives on."""
+        daemon = self.daemons[f"slurmd-{node}"]
+        os.kill(daemon.pid, signal.SIGKILL)
+        daemon.wait()
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
+
+    def resume(self, node: str) -> None:
+        """Take a node back that was down."""
+        self.run("scontrol", "update", f"nodename={node}", "state=resume")
 
     def idle(self) -> list[str]:
         """Names of the idle nodes."""
-        return self.run("sinfo", "-h", "-p", "main", "-N", "-t", "idle", "-o", "%N", expect=None).stdout.split()
+        return self.run("sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%N", expect=None).stdout.split()
 
     def rest(self) -> None:
         """Wait until all nodes are idle: a job that has ended may still hold some, and the next would get others."""
@@ -168,17 +188,29 @@ class MiniSlurm:
         assert expect is None or done.returncode == expect, (argv, done.returncode, done.stderr, done.stdout[-2000:])
         return Result(done.returncode, done.stdout, done.stderr)
 
+    def start(self, *argv: object, cwd: Path) -> subprocess.Popen[str]:
+        """Start a client, all of whose streams are pipes."""
+        return subprocess.Popen(
+            [str(word) for word in argv],
+            cwd=cwd,
+            env=self.variables(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
     def variables(self, **more: str) -> dict[str, str]:
         """The environment of a client: as of a tool, with the tools on PATH."""
         path = os.pathsep.join([os.path.dirname(sys.executable), str(ROOT / "bin"), os.environ["PATH"]])
         base = environment(SLURM_CONF=str(self.conf), PATH=path, OMP_NUM_THREADS="1")
         return base | {MARK: self.mark} | more
 
-    def _start(self, name: str, *argv: object, program: str = "") -> None:
+    def _start(self, name: str, *argv: object, program: str = "", before: Sequence[str] = ()) -> None:
         output = open(self.folder / f"{name}.out", "ab")
         with output:
             self.daemons[name] = subprocess.Popen(
-                [_place(program or name) or name, *map(str, argv)],
+                [*before, _place(program or name) or name, *map(str, argv)],
                 env=self.variables(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -87,7 +87,7 @@ class Halted:
     def agent(self, node):
         """The process of a node's agent: the oldest, ranks are forked from it."""
         here = f"SLURMD_NODENAME={node}".encode()
-        pids = [int(line.split()[0]) for line in self.running("prism_tools.record.agent")]
+        pids = [int(line.split()[0]) for line in self.running("prism_tools.capture.agent")]
         return min(pid for pid in pids if here in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
 
     def finish(self):

@@ -1,9 +1,5 @@
 """What clusters do to jobs that run: requeue them, preempt them, lose their nodes, end their time. On real daemons."""
 
-import os
-import re
-import signal
-
 import pytest
 
 from prism_tools.graph import file
@@ -17,14 +13,11 @@ def gate(slurm, tmp_path, stages):
 
 
 def lose_the_node(slurm, gate, part):
-    """Kill the daemon of a part's node, and have Slurm notice at once; then the node comes back."""
-    node = re.search(r" BatchHost=(\w+)", gate.show(part))[1]
-    daemon = slurm.daemons[f"slurmd-{node}"]
-    os.kill(daemon.pid, signal.SIGKILL)
-    daemon.wait()
-    slurm.run("scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
+    """Kill the daemon of the node of a part's ranks, and have Slurm notice at once; then the node comes back."""
+    node = gate.node(part)
+    slurm.stop_node(node)
     slurm.start_node(node)
-    slurm.run("scontrol", "update", f"nodename={node}", "state=resume")
+    slurm.resume(node)
 
 
 def test_slices_start_again(slurm, gate):
@@ -55,7 +48,7 @@ def test_preempted(slurm, gate):
     gate.arrived(2, attempt=1)
 
     def kept():
-        return {re.search(r"slice-(\d)\.h5", line)[1] for line in before & set(gate.ranks())}
+        return {k for k in "0123" for line in before & set(gate.ranks()) if f"slice-{k}.h5" in line}
 
     def begun_again():
         return {path.name.split(".")[1] for path in gate.folder.glob("gate.*.*.1")}
@@ -80,12 +73,21 @@ def test_the_end_of_its_time(slurm, gate):
     until(lambda: gate.ranks() == [])
 
 
-def test_a_replay_starts_again(slurm, gate, sums, tmp_path):
+def test_a_pair_starts_again(slurm, gate, sums, tmp_path):
+    """A replay's two nodes are taken by a job that may preempt it, then its ranks' node is lost: both times it begins anew
+    as a whole, and of the attempt before no process is left on either node."""
     argv = ["-r", "0-1", sums["calibrated"], "-o", "replayed.h5", "--slurm", *gate.program]
     driver = gate.start_tool("replay", *argv)
     gate.arrived(1)
-    slurm.run("scontrol", "requeue", gate.job("replay"))
+    first = set(gate.ranks())
+    assert len({line for line in first if "capture.agent" in line}) >= 3  # an agent and its two ranks, and their srun
+    slurm.run("srun", "-Q", "--partition=urgent", "-N4", "--exclusive", "true")
     gate.arrived(1, attempt=1)
+    second = set(gate.ranks())
+    lose_the_node(slurm, gate, "replay")
+    gate.arrived(1, attempt=2)
+    until(lambda: not set(gate.ranks()) & (first | second))
     gate.open()
     assert gate.finish(driver) == 0, gate.said
     assert file.read(tmp_path / "replayed.h5").replay.timing.rank.tolist() == [0, 1]
+    until(lambda: gate.ranks() == [])

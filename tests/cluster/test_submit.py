@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_slices_and_a_replay(slurm, sums, tmp_path):
     assert [row["tool"] for row in sliced.provenance] == ["prism-record", *["prism-slice"] * 3]
     (job,) = set(re.findall(r"as job (\d+)", done.stderr))
     told = slurm.run("scontrol", "-o", "show", "job", f"{job}_0").stdout
-    assert "Comment=two words" in told and "CPUs/Task=2" in told and "Requeue=1" in told
+    assert "Comment=two words" in told and "CPUs/Task=2" in told and "Requeue=1" in told and "NumNodes=2" in told
     slurm.run(*command("calibrate", "sliced.h5", "-o", "calibrated.h5"), cwd=tmp_path)
     argv = ["-r", "0-1", "calibrated.h5", "-o", "replayed.h5", "--slurm"]
     done = slurm.run(*command("replay", *argv), cwd=tmp_path)
@@ -47,6 +48,21 @@ def test_slices_and_a_replay(slurm, sums, tmp_path):
     assert replayed.replay.timing.rank.tolist() == [0, 1] and replayed.stage == "replayed"
     assert (tmp_path / replayed.payload.path).exists()
     assert {path.name for path in tmp_path.iterdir()} == {"sliced.h5", "calibrated.h5", "replayed.h5"}
+
+
+def test_nodes_of_two_kinds(slurm, sums, tmp_path):
+    """A job for each slice, of two components: the second has the ranks, and another partition."""
+    arguments = "--slurm-args=--nodelist=n1 : --partition=urgent --nodelist=n2"
+    argv = [sums["bare"], "-s", 2, "--ranks", "0", "-o", "sliced.h5", "--slurm", "--no-probe", arguments]
+    done = slurm.run(*command("slice", *argv), cwd=tmp_path)
+    (job,) = re.findall(r"prism-slice: submitted slice-0 as job (\d+)\n", done.stderr)
+    assert f"slice-0: done (job {job})" in done.stderr
+    told = slurm.run("scontrol", "-o", "show", "job", job).stdout.splitlines()
+    assert [re.search(r"Partition=(\w+) .* NodeList=(\w+) ", line).groups() for line in told] == [
+        ("main", "n1"), ("urgent", "n2"),
+    ]  # fmt: skip
+    first = int(file.read(tmp_path / "sliced.h5").timing.host_issue[0][0])
+    assert (first > time.monotonic_ns()) == (slurm.ahead > 0)  # n2's clock
 
 
 def test_what_sbatch_refuses(slurm, sums, tmp_path):
@@ -61,7 +77,20 @@ def test_a_failure_costs_only_its_slice(slurm, sums, tmp_path):
     """A program that fails on rank 3, then one that does not, under the same name."""
     good = SUMS.read_text()
     (tmp_path / "p.py").write_text(good.replace("for _", "1 / (3 - dist.get_rank())\nfor _", 1))
-    argv = ["run", sums["bare"], "-s", 2, "-o", "sliced.h5", "--slurm", "--no-probe", "--", tmp_path / "p.py"]
+    argv = [
+        "run",
+        sums["bare"],
+        "-s",
+        2,
+        "-o",
+        "sliced.h5",
+        "--slurm",
+        "--nodes",
+        1,
+        "--no-probe",
+        "--",
+        tmp_path / "p.py",
+    ]
     done = slurm.run(*command("slice", *argv), cwd=tmp_path, expect=1)
     last = done.stderr.partition("prism-slice: 1 of 2 jobs failed, first slice-1 (job ")[2]
     assert ", FAILED, " in last and "the same command makes only what is missing\n" in last, done.stderr

@@ -1,6 +1,6 @@
-"""A node's agent: forks the ranks that the coordinator asks for, and passes on what they and the coordinator say.
+"""A node's agent: forks the ranks that a server elsewhere asks for, and passes on what they and the server say.
 
-Started by record/nodes.py through srun; how to begin comes as one line of JSON on standard input.
+Started by capture/nodes.py through srun; how to begin comes as one line of JSON on standard input.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import sys
 from typing import Any, NoReturn
 
 from prism_tools.capture import ranks, wire
+from prism_tools.capture.link import CONTROL, MAIN, Link, greet
 from prism_tools.capture.server import Rank, Server
 from prism_tools.errors import PrismError
 from prism_tools.launch.placement import placement
-from prism_tools.record.link import CONTROL, MAIN, Link, greet
 
-AHEAD = 64 << 20  # bytes on their way to the coordinator beyond which ranks must wait
+AHEAD = 64 << 20  # bytes on their way to the server beyond which ranks must wait
 
 
 class Agent(Server):
@@ -34,10 +34,10 @@ class Agent(Server):
         self.own.append(sock)
         self.selector.register(sock, selectors.EVENT_READ, self._obey)
         self.channels: dict[tuple[int, int], wire.Peer] = {}
-        self.numbers: dict[wire.Peer, int] = {}
+        self.names: dict[wire.Peer, tuple[int, int]] = {}  # serial, channel
 
     def run(self) -> NoReturn:
-        """Serve until the coordinator is gone (EOFError)."""
+        """Serve until the server is gone (EOFError)."""
         while True:
             while self.link.queued > AHEAD:
                 select.select([self.link.sock], [self.link.sock], [])
@@ -45,77 +45,91 @@ class Agent(Server):
                 self._obey()
             self.poll(None)
 
-    def say(self, *message: Any) -> None:
-        """Tell the coordinator something of our own."""
-        self.link.send(CONTROL, CONTROL, pickle.dumps(message, 5))
+    def say(self, *message: Any, serial: int = CONTROL) -> None:
+        """Tell the server something of our own, of a rank or of none."""
+        self.link.send(serial, CONTROL, pickle.dumps(message, 5))
 
     def _obey(self) -> None:
-        for rank, channel, blob, payload in self.link.frames():
-            peer = self.channels.get((rank, channel))
+        for serial, channel, blob, payload in self.link.frames():
             if channel != CONTROL:
+                peer = self.channels.get((serial, channel))
                 if peer is not None and peer.sock.fileno() >= 0:  # the rank may have ended meanwhile
                     peer.send_pickled(bytes(blob), wire.Parcel([payload]))
                 continue
             kind, *arguments = pickle.loads(blob)
             if kind == "spawn":
-                new = self.spawn(arguments[0])
-                self._name(new, MAIN, new.main)
-                self.say("forked", new.number, new.pid)
+                number, spec = arguments
+                new = self.spawn(spec)
+                self._name(number, MAIN, new.main)
+                self.say("forked", new.pid, serial=number)
             elif kind == "ask":
                 function, values = arguments
                 self.say("answer", function(*values))
 
-    def _name(self, rank: Rank, channel: int, peer: wire.Peer) -> None:
-        self.channels[rank.number, channel] = peer
-        self.numbers[peer] = channel
+    def _name(self, serial: int, channel: int, peer: wire.Peer) -> None:
+        self.channels[serial, channel] = peer
+        self.names[peer] = serial, channel
 
     def arrived(self, rank: Rank, peer: wire.Peer, blob: memoryview, payload: memoryview, fds: list[int]) -> None:
+        name = self.names.get(peer)
+        if name is None:  # of a thread of a rank that has ended
+            for fd in fds:
+                os.close(fd)
+            return
         if not fds:
-            self.link.send(rank.number, self.numbers[peer], blob, payload)
+            self.link.send(*name, blob, payload)
             return
         (kind,) = pickle.loads(blob)
         new = wire.Peer(socket.socket(fileno=fds[0]), self.full)
         self._channel(rank, kind, new)
-        self._name(rank, len(rank.peers()) - 1, new)
-        self.say("channel", rank.number, kind, self.numbers[new])
+        channel = len(rank.peers()) - 1
+        self._name(name[0], channel, new)
+        self.say("channel", kind, channel, serial=name[0])
 
     def on_gone(self, rank: Rank, signal_number: int) -> None:
-        self.say("gone", rank.number, -signal_number or rank.status)
+        serial, _ = self.names[rank.main]
+        for peer in rank.peers():
+            del self.channels[self.names.pop(peer)]
+        self.say("gone", -signal_number or rank.status, serial=serial)
 
 
 def main() -> int:
-    """Run until the coordinator ends; returns the exit status."""
-    start = json.loads(sys.stdin.readline())
+    """Run until the server ends; returns the exit status."""
+    line = sys.stdin.readline()
+    if not line:  # the server has ended
+        return 1
+    start = json.loads(line)
     here = placement()
     host = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or start["host"]
     try:
         sock = socket.create_connection((host, start["port"]), timeout=start["limit"])
         greet(sock, start["secret"], here.rank, here.node)
     except OSError as error:
-        print(f"prism-record: node {here.node}: {host}: cannot connect: {error.strerror or error}", file=sys.stderr)
+        words = f"node {here.node}: {host}: cannot connect: {error.strerror or error}"
+        print(f"{start['tool']}: {words}", file=sys.stderr)
         return 1
     os.environ.clear()
-    os.environ.update(start["environ"])  # ranks have the coordinator's, wherever they run
-    with contextlib.suppress(
-        OSError
-    ):  # Slurm may have given its task one processor; ranks take turns on all of the job's
+    os.environ.update(start["environ"])  # ranks have the server's, wherever they run
+    # Slurm may have given its task one processor; ranks take turns on all of the job's.
+    with contextlib.suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     agent = Agent(sock)
     try:
         os.chdir(start["cwd"])
         sys.path[:] = start["path"]
-        ranks.preload(True, start["modules"], start["pretend"])
-        agent.say("ready")
+        ranks.preload(start["warm"], start["modules"], start["pretend"])
+        agent.say("answer", None)
         agent.run()
     except EOFError:
         return 0
     except (PrismError, OSError, ImportError) as error:
-        agent.say("failed", str(error))
+        where = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else ""
+        agent.say("failed", where or str(error))
         return 1
     finally:
         agent.close()
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator's end is ours
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server's end is ours
     raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""The line between the coordinator and one node's agent: frames over TCP, in both directions, that never block the sender."""
+"""The line between a server and one node's agent: frames over TCP, in both directions, that never block the sender."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 from prism_tools.capture.wire import EMPTY
 
-CONTROL = -1  # in place of a channel's number: for the agent itself
+CONTROL = -1  # in place of a channel's number: the agent's own words, of a rank; in place of both: of no rank
 MAIN = 0  # the channel on which a rank's main thread talks
-HEADER = struct.Struct("<iiQQ")  # rank, channel, bytes of the message and of the payload
+HEADER = struct.Struct("<iiQQ")  # serial, channel, bytes of the message and of the payload
 GREETING = struct.Struct("64sI256s")  # the secret, the number of the step's task, the node's name
 DEAD = 30_000  # milliseconds after which a machine that answers nothing is taken to be gone
 
-Frame = tuple[int, int, memoryview, memoryview]  # rank, channel, pickled message, payload (writable)
+Frame = tuple[int, int, memoryview, memoryview]  # serial, channel, pickled message, payload (writable)
 
 
 class Link:
@@ -38,9 +38,10 @@ class Link:
         self._got = 0  # bytes of the first part
         self._frame: Frame | None = None
 
-    def send(self, rank: int, channel: int, blob: bytes | memoryview, payload: memoryview = EMPTY) -> None:
-        """Send now, or queue in order. A peer that is gone is noticed by ``frames``, not here."""
-        views = [memoryview(HEADER.pack(rank, channel, len(blob), len(payload)) + blob), payload]
+    def send(self, serial: int, channel: int, blob: bytes | memoryview, payload: memoryview = EMPTY) -> None:
+        """Send now, or queue in order; ``serial``: of the rank, among all that the agent ever forked. A peer that is gone is
+        noticed by ``frames``, not here."""
+        views = [memoryview(HEADER.pack(serial, channel, len(blob), len(payload)) + blob), payload]
         self._out += filter(len, views)
         self.queued += sum(map(len, views))
         self.flush()
@@ -72,8 +73,8 @@ class Link:
             except OSError as error:
                 raise EOFError(error.strerror) from error
             if self._frame is None:
-                rank, channel, length, size = HEADER.unpack(self._head)
-                self._frame = rank, channel, memoryview(bytearray(length)), memoryview(bytearray(size))
+                serial, channel, length, size = HEADER.unpack(self._head)
+                self._frame = serial, channel, memoryview(bytearray(length)), memoryview(bytearray(size))
                 self._parts += self._frame[2:]
             else:
                 frame, self._frame = self._frame, None

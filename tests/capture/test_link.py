@@ -1,11 +1,11 @@
-"""The line between coordinator and agents: frames of any size, in both directions at once, and strangers turned away."""
+"""The line between a server and agents: frames of any size, in both directions at once, and strangers turned away."""
 
 import select
 import socket
 
 import pytest
 
-from prism_tools.record.link import GREETING, Guest, Link, greet
+from prism_tools.capture.link import GREETING, Guest, Link, greet
 
 SECRET = "5" * 64
 

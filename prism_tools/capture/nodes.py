@@ -1,0 +1,177 @@
+"""Nodes of a Slurm allocation on which a server's ranks run: an agent on each forks its share, the server is here."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from prism_tools.capture import clock, ranks
+from prism_tools.capture.link import Guest
+from prism_tools.capture.node import Node
+from prism_tools.capture.server import Here, Rank
+from prism_tools.errors import PrismError
+from prism_tools.launch.slurm import Place, srun
+
+if TYPE_CHECKING:
+    from prism_tools.capture.server import Server
+
+CONNECT = 120.0  # seconds that nodes get to start Python and to connect
+LAST_OUTPUT = 30.0  # seconds that srun gets to pass on what ranks have printed, once the agents are gone
+
+# Beside what launch/slurm.py says. The job's nodes may be held by the step that we are; the end of one agent, or of a
+# node, must leave the others their time to send traces.
+STEP = ("--overlap", "--mem=0", "--export=ALL", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--quiet")
+
+
+class Nodes:
+    """``place.nodes`` nodes of the allocation, for one server after another. Close it whatever happens."""
+
+    def __init__(self, tool: str, place: Place) -> None:
+        self.tool, self.place = tool, place
+        self.nodes: list[Node] = []
+        self.step: subprocess.Popen[bytes] | None = None
+
+    def start(self, warm: bool, modules: Sequence[str], pretend: bool) -> None:
+        """Start the agents and wait until they, and we, have preloaded: see ranks.preload. PrismError: what went wrong."""
+        secret = secrets.token_hex(32)
+        with _listener() as listener:
+            hello = {
+                "tool": self.tool,
+                "host": socket.gethostname(),
+                "port": listener.getsockname()[1],
+                "secret": secret,
+                "limit": CONNECT,
+                "environ": dict(os.environ),
+                "cwd": os.getcwd(),
+                "path": sys.path,
+                "warm": warm,
+                "modules": list(modules),
+                "pretend": pretend,
+            }
+            self.step = _start_step(self.place, json.dumps(hello).encode() + b"\n")
+            ranks.limits()  # imports torch, as the agents do at the same time
+            self._gather(listener, secret)
+        self.nodes.sort(key=lambda node: node.task)
+        for node in self.nodes:
+            node.answer(None)
+
+    def _gather(self, listener: socket.socket, secret: str) -> None:
+        """Let the agents in, and nobody else."""
+        guests: list[Guest] = []
+        deadline = time.monotonic() + CONNECT
+        while len(self.nodes) < self.place.nodes:
+            assert self.step is not None
+            came = f"the agents of {len(self.nodes)} of {self.place.nodes} nodes"
+            if self.step.poll() is not None:
+                raise PrismError(f"srun: ended when only {came} had come; see its messages above")
+            if time.monotonic() > deadline:
+                names = ", ".join(sorted(node.name for node in self.nodes))
+                raise PrismError(f"srun: only {came} came in {CONNECT:.0f} s ({names}); is Python slow there?")
+            waiting = [listener, *(guest.sock for guest in guests)]
+            if listener in select.select(waiting, [], [], 0.2)[0]:
+                guests.append(Guest(listener.accept()[0]))
+            for guest in list(guests):
+                task, name = guest.heard(secret)
+                if task is not None:
+                    guests.remove(guest)
+                    if name:
+                        self.nodes.append(Node(task, name, guest.sock))
+        for guest in guests:
+            guest.sock.close()
+
+    def serve(self, server: Server) -> None:
+        """Lend the nodes to ``server``."""
+        for node in self.nodes:
+            node.serve(server)
+
+    def spawn(self, spec: ranks.Spec) -> Rank:
+        """Have a rank forked: those that run together in equal runs, so that neighbours share a node."""
+        together = sorted(spec.sandbox) or range(spec.world_size)
+        return self.nodes[together.index(spec.rank) * len(self.nodes) // len(together)].spawn(spec)
+
+    def catch_up(self) -> bool:
+        """Handle what came while answers were waited for; whether there was anything."""
+        return any([node.catch_up() for node in self.nodes])
+
+    def clocks(self) -> dict[Here, clock.Clock]:
+        """Each node's clock against the first one's, from when the server was served until now."""
+        lasts = [node.compared() for node in self.nodes]
+        leader = self.nodes[0]
+        return {
+            node: clock.between(node.first.beyond(leader.first), last.beyond(lasts[0]))
+            for node, last in zip(self.nodes, lasts, strict=True)
+        }
+
+    def release(self) -> None:
+        """The server that they were lent to is about to close."""
+        for node in self.nodes:
+            node.release()
+
+    def close(self) -> None:
+        """End the agents and what they have forked; safe to call twice."""
+        for node in self.nodes:
+            node.close()
+        if self.step is not None:
+            _end_step(self.step, LAST_OUTPUT if self.nodes else 0)
+
+
+@contextlib.contextmanager
+def ready(
+    tool: str, place: Place | None, warm: bool = False, modules: Sequence[str] = (), pretend: bool = False
+) -> Iterator[Nodes | None]:
+    """Where a server's ranks can be forked: on ``place``'s nodes, or (None) in this process. Preloaded, see ranks.preload."""
+    if place is None:
+        ranks.preload(warm, modules, pretend)
+        yield None
+        return
+    nodes = Nodes(tool, place)
+    try:
+        nodes.start(warm, modules, pretend)
+        yield nodes
+    finally:
+        nodes.close()
+
+
+def _listener() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def _start_step(place: Place, hello: bytes) -> subprocess.Popen[bytes]:
+    """An agent on each node. What they need to know, secret included, goes where nobody else can read it."""
+    if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
+        need = place.nodes + place.beside
+        raise PrismError(f"--nodes {need}: this is no Slurm allocation; get one: salloc --nodes={need}", status=2)
+    step = subprocess.Popen(
+        [*srun(place.nodes, place.nodes), *place.words, *STEP, sys.executable, "-m", "prism_tools.capture.agent"],
+        stdin=subprocess.PIPE,
+        process_group=0,  # Ctrl-C reaches the tool, which ends it
+        preexec_fn=lambda: ctypes.CDLL(None).prctl(ranks.PR_SET_PDEATHSIG, signal.SIGTERM),
+    )
+    assert step.stdin is not None
+    with contextlib.suppress(BrokenPipeError), step.stdin:  # its end is noticed elsewhere
+        step.stdin.write(hello)
+    return step
+
+
+def _end_step(step: subprocess.Popen[bytes], patience: float) -> None:
+    for end in (lambda: None, step.terminate, step.kill):
+        end()
+        try:
+            step.wait(patience)
+            return
+        except subprocess.TimeoutExpired:
+            patience = 10.0

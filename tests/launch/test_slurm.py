@@ -1,0 +1,34 @@
+"""Which nodes of an allocation a tool's ranks get."""
+
+import pytest
+
+from prism_tools.launch.slurm import Place, all_of, others
+
+PAIR = Place(1, ("--relative=1",), beside=1)
+KINDS = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "3"}
+TASK = {"SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "environ", "place"),
+    [
+        (None, {}, None),
+        (None, {"SLURM_JOB_NUM_NODES": "1"}, None),
+        (None, {"SLURM_JOB_NUM_NODES": "2"}, PAIR),
+        (None, {"SLURM_JOB_NUM_NODES": "9"}, Place(4, ("--relative=1",), beside=1)),
+        (2, {"SLURM_JOB_NUM_NODES": "9"}, PAIR),
+        (1, {"SLURM_JOB_NUM_NODES": "9"}, None),
+        (None, {"SLURM_JOB_NUM_NODES": "two", "SLURM_HET_SIZE": ""}, None),
+        (None, KINDS, Place(3, ("--het-group=1",), beside=1)),
+        (2, KINDS, Place(1, ("--het-group=1",), beside=1)),
+        (None, TASK, None),
+        (None, TASK | {"SLURM_STEP_NUM_TASKS": "1"}, PAIR),
+    ],
+)
+def test_nodes_beside_the_assistant_s(nodes, environ, place):
+    """For four ranks."""
+    assert others(nodes, 4, environ) == place
+
+
+def test_all_nodes():
+    assert (all_of(4, 8), all_of(4, 2), all_of(1, 8)) == (Place(4), Place(2), None)
