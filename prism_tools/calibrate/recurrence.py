@@ -7,13 +7,16 @@ that for cycles of up to 10^18 ns, such as 10,000 iterations of a day each.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
 import numpy as np
 
+from prism_tools.graph.compiled import Kernel
+from prism_tools.graph.model import Ragged
+
 NEVER = -(2**61)  # before every time
+SWEEPS = 5  # about how often all variables are computed, at least
 
 
 @dataclass
@@ -29,25 +32,11 @@ class Recurrence:
     """Variables 0 … n − 1 of one iteration: x[i] = max(x[j] for j in sources[i]) + delay[i], in dependency order.
 
     A source n + s is variable ``carried[s]`` of the iteration before. Variables without sources are ready at 0.
+    ``sources``: int64 rows; ``delay``: int64[n], ns; ``carried``: int64.
     """
 
-    def __init__(self, sources: Sequence[Sequence[int]], delay: Sequence[int], carried: Sequence[int]) -> None:
-        count = len(sources)
-        level: list[int] = []
-        for wanted in sources:
-            level.append(1 + max((level[j] for j in wanted if j < count), default=-1))
-        self._variable = np.argsort(level, kind="stable")  # place in order of levels → variable
-        place = np.empty(count + len(carried) + 1, np.int64)
-        place[self._variable] = np.arange(count)
-        place[count:] = np.arange(count, len(place))
-        ready = count + len(carried)  # the place of what variables without sources wait for
-        rows = [sources[i] or [ready] for i in self._variable.tolist()]
-        self._source = place[np.array([j for row in rows for j in row], np.int64)]
-        self._offset = np.cumsum([0] + [len(row) for row in rows])
-        self._delay = np.array(delay, np.int64)[self._variable]
-        self._carried = place[np.array(carried, np.int64)]
-        ends = np.cumsum(np.bincount(level, minlength=1)).tolist()
-        self._levels = list(zip([0, *ends], ends, strict=False))
+    def __init__(self, sources: Ragged, delay: np.ndarray, carried: np.ndarray) -> None:
+        self._sources, self._delay, self._carried = sources, delay, carried
 
     def cycle(self) -> Cycle | None:
         """A cycle with the largest mean; None if there is no cycle. Each better cycle that shows up gives the next guess
@@ -65,7 +54,7 @@ class Recurrence:
         seen: dict[bytes, int] = {}
         before = np.zeros(len(self._carried), np.int64)
         for k in range(horizon + 1):  # of iteration k: scale · x(k) − k · mean
-            values = self._sweep(before, max(-k * mean, NEVER), scale)
+            values, _ = self._sweep(before, max(-k * mean, NEVER), scale)
             key = hashlib.blake2b(values[: len(self._delay)].tobytes(), digest_size=16).digest()
             if key in seen:
                 return seen[key], k - seen[key]
@@ -73,24 +62,14 @@ class Recurrence:
             before = values[self._carried] - mean
         return -1, -1
 
-    def _sweep(self, before: np.ndarray, ready: int, scale: int) -> np.ndarray:
-        """All variables by place, then ``before`` and ``ready``, with all delays times ``scale``."""
-        x = np.concatenate([np.empty(len(self._delay), np.int64), before, [ready]])
-        delay = self._delay * scale
-        for first, end in self._levels:
-            a, b = self._offset[first], self._offset[end]
-            values = x[self._source[a:b]]
-            if b - a > end - first:
-                values = np.maximum.reduceat(values, self._offset[first:end] - a)
-            x[first:end] = values + delay[first:end]
-        return x
-
-    def _binding(self, x: np.ndarray) -> np.ndarray:
-        """For each place the source that was latest."""
-        values, counts = x[self._source], np.diff(self._offset)
-        latest = np.maximum.reduceat(values, self._offset[:-1])
-        index = np.where(values == np.repeat(latest, counts), np.arange(len(values)), len(values))
-        return self._source[np.minimum.reduceat(index, self._offset[:-1])]
+    def _sweep(self, before: np.ndarray, ready: int, scale: int) -> tuple[np.ndarray, np.ndarray]:
+        """All variables, then ``before`` and ``ready``, with all delays times ``scale``; and for each variable the source
+        that was latest (the first of them)."""
+        x = np.concatenate([np.empty(len(self._delay), np.int64), before, np.array([ready], np.int64)])
+        binding = np.empty(len(self._delay), np.int64)
+        offset, source = self._sources.offset, self._sources.data
+        _evaluate(SWEEPS * len(self._delay), offset, source, self._delay, scale, x, binding)
+        return x, binding
 
     def _better(self, total: int, iterations: int) -> Cycle | None:
         """A cycle whose mean is larger than total / iterations; None if there is none.
@@ -103,12 +82,11 @@ class Recurrence:
         origin, weight, when = np.full(states, -1), np.zeros(states, np.int64), np.zeros(states, np.int64)
         bindings: list[np.ndarray] = []
         while True:
-            x = self._sweep(reached, NEVER, iterations)
+            x, binding = self._sweep(reached, NEVER, iterations)
             after = x[self._carried] - total
             improved = np.flatnonzero(after > reached)
             if not len(improved):
                 return None
-            binding = self._binding(x)
             root = np.append(binding, np.arange(len(binding), len(x)))
             while (root < len(binding)).any():
                 root = root[root]
@@ -132,9 +110,21 @@ class Recurrence:
         for state, binding in zip(loop, bindings, strict=True):
             place = int(self._carried[state])
             while place < len(binding):
-                path.append(int(self._variable[place]))
+                path.append(place)
                 place = int(binding[place])
         return path[::-1]
+
+
+@Kernel
+def _evaluate(offset, source, delay, scale, x, binding):
+    """Fill in the variables of ``x``, behind which is what they begin with, and ``binding``."""
+    for i in range(len(delay)):
+        latest = len(x) - 1
+        for at in range(offset[i], offset[i + 1]):
+            if at == offset[i] or x[source[at]] > x[latest]:
+                latest = source[at]
+        x[i] = x[latest] + delay[i] * scale
+        binding[i] = latest
 
 
 def _loops(origin: list[int]) -> list[list[int]]:

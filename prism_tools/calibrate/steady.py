@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prism_tools.calibrate.recurrence import Recurrence
 from prism_tools.graph.classes import classes_of
-from prism_tools.graph.equations import equations, flat
+from prism_tools.graph.equations import flat, system_of
 from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import find_matches
-from prism_tools.graph.model import Durations, Graph, Program, Steady
+from prism_tools.graph.model import Durations, Graph, Program, Ragged, Steady
 from prism_tools.graph.names import node_text
 from prism_tools.graph.order import dependency_order
 from prism_tools.graph.schema import UNKNOWN
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prism_tools.graph.order import Order
 
 HORIZON = 200  # iterations in which the period is looked for
+INSIDE = 1  # beside 0 and less: how many iterations before this one a source is
 MOST = 5_000_000  # nodes of an iteration of ranks that all differ; more would take minutes
 ALIKE = ("kind", "op", "lane", "slot", "peer", "root")  # columns in which nodes of the same place agree
 
@@ -63,7 +64,7 @@ def steady_state(graph: Graph, matches: Matches, order: Order, durations: Durati
         return _none("no node depends on the iteration before")
     since, period = recurrence.period(cycle, HORIZON)
     total = int(matches.base[-1])
-    nodes = [variables[k] % total for k in cycle.variables if variables[k] < 2 * total]  # releases are of no node
+    nodes = [int(variables[k] % total) for k in cycle.variables if variables[k] < 2 * total]  # releases are of no node
     nodes = [node for k, node in enumerate(nodes) if not k or node != nodes[k - 1]]
     critical = np.array([(matches.rank_of(node), matches.node_of(node)) for node in nodes], np.int64).reshape(-1, 2)
     return Steady("", cycle.total, cycle.iterations, since, period, HORIZON, critical)
@@ -119,42 +120,36 @@ def _averaged(graph: Graph, durations: Durations, template: _Template) -> Durati
 
 def _recurrence(
     graph: Graph, matches: Matches, order: Order, durations: Durations, template: _Template
-) -> tuple[Recurrence, list[int]] | str:
+) -> tuple[Recurrence, np.ndarray] | str:
     """The equations of the template's nodes, and which variable of graph/equations.py each one determines."""
     number, total = template.number, int(matches.base[-1])
     chosen = graph.ranks.program[matches.classes.lowest]
     segment = flat([program.segment for program in graph.programs], chosen)
     inside = segment == number
-    of_match = matches.of_node[inside & (matches.of_node >= 0)]
-    for match in np.unique(of_match).tolist():
+    met = matches.of_node >= 0
+    count = np.bincount(matches.of_node[met], inside[met], minlength=len(matches))
+    for match in np.flatnonzero((count > 0) & (count < np.diff(matches.members.offset)))[:1].tolist():
         members = matches.members[match]
-        if not inside[members].all():
-            return f"{_text(graph, matches, int(members[inside[members]][0]))} meets another iteration"
+        return f"{_text(graph, matches, int(members[inside[members]][0]))} meets another iteration"
     leavers = order.releases.leavers
     of_step = np.maximum(order.steps, 0)  # a node that the step is of
     of_step[order.steps < 0] = leavers.data[leavers.offset[-order.steps[order.steps < 0] - 1]]
-    steps = order.steps[inside[of_step]]
+    system = system_of(matches, order, durations, order.steps[inside[of_step]])
+    place = np.full(2 * total + len(order.releases), -1, np.int64)
+    place[system.variable] = np.arange(len(system.variable))
+    source, owner = system.sources.data, np.repeat(np.arange(len(system.variable)), np.diff(system.sources.offset))
+    at = np.where(place[source] >= 0, INSIDE, segment[np.minimum(source, total - 1)] - number)
+    for k in np.flatnonzero((at < -1) & (at >= -number)):
+        return f"{_text(graph, matches, int(system.variable[owner[k]] % total))} waits for an iteration before the last"
     before = np.array([starts[number] - starts[number - 1] for starts in template.first], np.int64)
     shift = np.repeat(before[chosen], np.diff(matches.base))
-    where: dict[int, int] = {}
-    wanted: list[list[int]] = []
-    delays: list[int] = []
-    for target, sources, delay in equations(graph, matches, replace(order, steps=steps), durations):
-        row = []
-        for source in sources:
-            if source in where:
-                row.append(where[source])
-            elif segment[source] == number - 1:
-                row.append(-1 - source - int(shift[source]))  # what its place in this iteration determines
-            elif segment[source] >= 0:
-                return f"{_text(graph, matches, target % total)} waits for an iteration before the last"
-        where[target] = len(wanted)
-        wanted.append(row)
-        delays.append(delay)
-    carried = sorted({-1 - place for row in wanted for place in row if place < 0})
-    slot = {variable: len(wanted) + k for k, variable in enumerate(carried)}
-    rows = [[place if place >= 0 else slot[-1 - place] for place in row] for row in wanted]
-    return Recurrence(rows, delays, [where[variable] for variable in carried]), list(where)
+    far = at == -1  # the variable's place in this iteration is what the next one takes
+    carried, slot = np.unique(source[far] + shift[source[far]], return_inverse=True)
+    row = place[source]
+    row[far] = len(system.variable) + slot
+    kept = (at == INSIDE) | far  # what came before all iterations has ended long ago
+    offset = np.concatenate([[0], np.cumsum(np.bincount(owner[kept], minlength=len(system.variable)))])
+    return Recurrence(Ragged(offset, row[kept]), system.delay, place[carried]), system.variable
 
 
 def _text(graph: Graph, matches: Matches, flat: int) -> str:

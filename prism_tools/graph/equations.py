@@ -9,12 +9,14 @@ has passed) follow from ``2 * total``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prism_tools.graph.compiled import Kernel
-from prism_tools.graph.model import Durations, Graph
+from prism_tools.graph.model import Durations, Graph, Ragged
+from prism_tools.graph.releases import joined, rows_of
 
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
@@ -48,6 +50,42 @@ def equations(graph: Graph, matches: Matches, order: Order, durations: Durations
         yield release, [total + member for member in arrivals], own[leavers[0]]
         for member in leavers:
             yield member, (release,), tail[member]
+
+
+@dataclass
+class System:
+    """Equations as arrays, each after those of its sources: value[variable[k]] = max(value[sources[k]], or 0) + delay[k]."""
+
+    variable: np.ndarray
+    sources: Ragged
+    delay: np.ndarray
+
+
+def system_of(matches: Matches, order: Order, durations: Durations, steps: np.ndarray) -> System:
+    """What ``equations`` yields, of these ``steps`` of the order (ascending places in it)."""
+    total = int(matches.base[-1])
+    row = durations.row[matches.classes.lowest]
+    own, tail = flat(durations.own, row), flat(durations.tail, row)
+    gates, nodes, opened = order.releases, steps[steps >= 0], -steps[steps < 0] - 1
+    left = rows_of(gates.leavers, opened)
+    many = np.diff(left.offset)
+    size = np.ones(len(steps), np.int64)
+    size[steps < 0] += many
+    first = np.cumsum(size) - size  # where each step's variables begin
+    of_node, of_gate = first[steps >= 0], first[steps < 0]
+    of_leaver = np.ones(int(size.sum()), bool)
+    of_leaver[first] = False
+    matched = matches.of_node[nodes] >= 0
+    variable, delay = np.empty(len(of_leaver), np.int64), np.empty(len(of_leaver), np.int64)
+    variable[of_node], delay[of_node] = nodes + np.where(matched, total, 0), np.where(matched, 0, own[nodes])
+    variable[of_gate], delay[of_gate] = 2 * total + opened, own[left.data[left.offset[:-1]]]
+    variable[of_leaver], delay[of_leaver] = left.data, tail[left.data]
+    arrivals = rows_of(gates.arrivals, opened)
+    arrivals.data += total
+    released = Ragged(np.arange(len(left.data) + 1), np.repeat(variable[of_gate], many))
+    parts = [rows_of(order.preds, nodes), arrivals, released]
+    back = np.argsort(np.concatenate([of_node, of_gate, np.flatnonzero(of_leaver)]), kind="stable")
+    return System(variable, rows_of(joined(parts), back), delay)
 
 
 def evaluated(matches: Matches, order: Order, durations: Durations) -> np.ndarray:

@@ -37,7 +37,7 @@ def all_releases(graph: Graph, matches: Matches) -> Releases:
     size = np.diff(matches.members.offset)
     eager = (matches.kind == Match.EAGER) & (size == 2)
     rooted = np.isin(matches.kind, _WITH_ROOT)
-    together = _rows(matches.members, np.flatnonzero(~eager & ~rooted))
+    together = rows_of(matches.members, np.flatnonzero(~eager & ~rooted))
     pairs = matches.members.data[matches.members.offset[:-1][eager][:, None] + [0, 0, 1]]  # sender | sender, receiver
     rest = [release for match in np.flatnonzero(rooted).tolist() for release in releases(graph, matches, match)]
     arrivals = [together, Ragged(_offset(np.tile([1, 2], len(pairs))), pairs.reshape(-1))]
@@ -47,7 +47,8 @@ def all_releases(graph: Graph, matches: Matches) -> Releases:
     return Releases(joined(arrivals), joined(leavers), len(together))
 
 
-def _rows(ragged: Ragged, chosen: np.ndarray) -> Ragged:
+def rows_of(ragged: Ragged, chosen: np.ndarray) -> Ragged:
+    """These rows, in this order."""
     size = np.diff(ragged.offset)[chosen]
     offset = _offset(size)
     at = np.arange(offset[-1]) + np.repeat(ragged.offset[:-1][chosen] - offset[:-1], size)
