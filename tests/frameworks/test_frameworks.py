@@ -33,12 +33,7 @@ CASES = {
     "deepspeed": {f"zero{stage}": ("deepspeed_gpt.py", 2, RING, ["--stage", stage], 2 * 8) for stage in (1, 2, 3)},
     "megatron": {
         "interleaved": ("megatron_gpt.py", 8, CUDA, ["--chunks", 2], 4 * 3),
-        # The last release for Python 3.11, 0.16.1, has experts only where Transformer Engine is installed.
-        **(
-            {"experts": ("megatron_gpt.py", 4, CUDA, ["--tp", 1, "--chunks", 2, "--experts", 4, "--ep", 2], 2 * 3)}
-            if sys.version_info >= (3, 12)
-            else {}
-        ),
+        "experts": ("megatron_gpt.py", 4, CUDA, ["--tp", 1, "--chunks", 2, "--experts", 4, "--ep", 2], 2 * 3),
     },
     "titan": {"fsdp2": ("titan.py", 2, CUDA, [], 2 * 3)},
 }[HOME.name]

@@ -18,9 +18,13 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 VOCABULARY = 128
+
+if not hasattr(moe_utils, "te_general_gemm"):  # 0.16's routers ask for it, defined or not
+    moe_utils.te_general_gemm = None
 
 
 def options() -> argparse.Namespace:
@@ -43,6 +47,7 @@ def build(args: argparse.Namespace) -> list[DistributedDataParallel]:
         virtual_pipeline_model_parallel_size=args.chunks if args.chunks > 1 else None,
         num_moe_experts=args.experts or None,
         expert_model_parallel_size=args.ep,
+        add_bias_linear=not args.experts,
         bf16=True,
         params_dtype=torch.bfloat16,
         pipeline_dtype=torch.bfloat16,
