@@ -85,8 +85,8 @@ class Agent(Server):
             raise PrismError(f"{host}: cannot connect to its assistant: {error.strerror or error}") from error
         self.say("answer", None)
         self.selector.unregister(self.link.sock)
-        self.link.close()
-        self.link, self.own = Link(sock, self.full), [sock]
+        self.link = Link(sock, self.full)
+        self.own.append(sock)  # the line before stays open until this process ends: its end would outrun our answer
         self.selector.register(sock, selectors.EVENT_READ, self._obey)
 
     def _name(self, serial: int, channel: int, peer: wire.Peer) -> None:
