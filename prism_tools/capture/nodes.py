@@ -108,13 +108,16 @@ class Nodes:
     def spawn(self, spec: ranks.Spec) -> Rank:
         """Have a rank forked: those that run together in equal runs, so that neighbours share a node."""
         together = sorted(spec.sandbox) or range(spec.world_size)
-        return next(node for node, mine in self.shares(together).items() if spec.rank in mine).spawn(spec)
+        return self._node(together.index(spec.rank), len(together)).spawn(spec)
+
+    def _node(self, place: int, count: int) -> Node:
+        return self.nodes[place * len(self.nodes) // count]
 
     def shares(self, together: Sequence[int]) -> dict[Node, list[int]]:
-        """Each node's of the ranks ``together`` (sorted)."""
+        """Each node's of the ranks that run ``together``."""
         shares: dict[Node, list[int]] = {node: [] for node in self.nodes}
-        for k, rank in enumerate(together):
-            shares[self.nodes[k * len(self.nodes) // len(together)]].append(rank)
+        for place, rank in enumerate(sorted(together)):
+            shares[self._node(place, len(together))].append(rank)
         return shares
 
     def near(self, together: Sequence[int]) -> list[int]:

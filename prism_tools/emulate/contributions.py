@@ -25,7 +25,7 @@ class Calls(Generic[Call]):
     """Calls of sandbox ranks by match, each until all of the ranks ``ours`` that take part have their results."""
 
     def __init__(self, matches: Matches, ours: Collection[int]) -> None:
-        self._matches, self._ours = matches, ours
+        self._matches, self._ours = matches, frozenset(ours)
         self._of: dict[int, dict[int, Call]] = {}
         self._answered: dict[int, int] = {}
 

@@ -8,7 +8,7 @@ import pytest
 
 from prism_tools.graph import file
 from tests.cluster.halted import HALTING, Halted
-from tests.tools import LIMIT, command, run, said
+from tests.tools import LIMIT, command, said
 
 SECOND = 10**9  # ns
 
@@ -44,10 +44,10 @@ def test_values_of_both_pairs_meet(slurm, stages, tmp_path):
 
 
 @pytest.fixture
-def halted(slurm, tmp_path):
+def halted(slurm, stages, tmp_path):
     """A slice whose rank 0, on n3, waits for good, and rank 1, on n4, for it."""
-    run("record", "-n", 4, "-o", "bare.h5", "--", HALTING, cwd=tmp_path)
-    words = ["run", "bare.h5", "-s", 2, "--ranks", "0-1", "--no-probe", "-o", "run.h5"]
+    bare = stages.recorded(HALTING, world=4)
+    words = ["run", bare.path, "-s", 2, "--ranks", "0-1", "--no-probe", "-o", "run.h5", "--", HALTING]
     slices = Halted(slurm, tmp_path, "slice", *words)
     yield slices
     slices.salloc.kill()
