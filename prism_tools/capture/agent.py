@@ -23,6 +23,7 @@ from prism_tools.errors import PrismError
 from prism_tools.launch.placement import placement
 
 AHEAD = 64 << 20  # bytes on their way to the server beyond which ranks must wait
+GREET = 60.0  # seconds that an agent gets to reach the assistant beside its node
 
 
 class Agent(Server):
@@ -35,6 +36,11 @@ class Agent(Server):
         self.selector.register(sock, selectors.EVENT_READ, self._obey)
         self.channels: dict[tuple[int, int], wire.Peer] = {}
         self.names: dict[wire.Peer, tuple[int, int]] = {}  # serial, channel
+
+    def begin(self, start: dict[str, Any]) -> None:
+        """Preload, and say so."""
+        ranks.preload(start["warm"], start["modules"], start["pretend"])
+        self.say("answer", None)
 
     def run(self) -> NoReturn:
         """Serve until the server is gone (EOFError)."""
@@ -65,6 +71,23 @@ class Agent(Server):
             elif kind == "ask":
                 function, values = arguments
                 self.say("answer", function(*values))
+            elif kind == "through":
+                self._go_through(*arguments)
+                return
+
+    def _go_through(self, host: str, port: int, secret: str) -> None:
+        """The server's words come from now on through the assistant beside this node, and ours go there."""
+        here = placement()
+        try:
+            sock = socket.create_connection((host, port), timeout=GREET)
+            greet(sock, secret, here.rank, here.node)
+        except OSError as error:
+            raise PrismError(f"{host}: cannot connect to its assistant: {error.strerror or error}") from error
+        self.say("answer", None)
+        self.selector.unregister(self.link.sock)
+        self.link = Link(sock, self.full)
+        self.own.append(sock)  # the line before stays open until this process ends: its end would outrun our answer
+        self.selector.register(sock, selectors.EVENT_READ, self._obey)
 
     def _name(self, serial: int, channel: int, peer: wire.Peer) -> None:
         self.channels[serial, channel] = peer
@@ -93,7 +116,7 @@ class Agent(Server):
         self.say("gone", -signal_number or rank.status, serial=serial)
 
 
-def main() -> int:
+def main(kind: type[Agent] = Agent) -> int:
     """Run until the server ends; returns the exit status."""
     line = sys.stdin.readline()
     if not line:  # the server has ended
@@ -103,7 +126,7 @@ def main() -> int:
     host = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or start["host"]
     try:
         sock = socket.create_connection((host, start["port"]), timeout=start["limit"])
-        greet(sock, start["secret"], here.rank, here.node)
+        greet(sock, start["secret"], start["first"] + here.rank, here.node)
     except OSError as error:
         words = f"node {here.node}: {host}: cannot connect: {error.strerror or error}"
         print(f"{start['tool']}: {words}", file=sys.stderr)
@@ -113,12 +136,11 @@ def main() -> int:
     # Slurm may have given its task one processor; ranks take turns on all of the job's.
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    agent = Agent(sock)
+    agent = kind(sock)
     try:
         os.chdir(start["cwd"])
         sys.path[:] = start["path"]
-        ranks.preload(start["warm"], start["modules"], start["pretend"])
-        agent.say("answer", None)
+        agent.begin(start)
         agent.run()
     except EOFError:
         return 0

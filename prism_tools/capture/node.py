@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from prism_tools.capture import clock, ranks, wire
 from prism_tools.capture.link import CONTROL, MAIN, Frame, Link
 from prism_tools.capture.server import Here, Rank
+from prism_tools.capture.wire import EMPTY
 from prism_tools.errors import PrismError
 from prism_tools.graph.names import ranks_text
 
@@ -37,7 +38,10 @@ class Line(wire.Peer):
 
 
 class Node(Here):
-    """A node with an agent, task number ``task`` of the step. Serves one server at a time."""
+    """A node with an agent, task number ``task`` of the step. Serves one server at a time.
+
+    Where an assistant stands between (``beside``), it passes everything on, but what is said to it alone with ``tell``.
+    """
 
     def __init__(self, task: int, name: str, sock: socket.socket) -> None:
         self.task, self.name = task, name
@@ -49,6 +53,15 @@ class Node(Here):
         self._lines: dict[tuple[int, int], Line] = {}
         self._later: deque[Frame] = deque()  # came while an answer was waited for
         self._answers: list[Any] = []
+        self.holds: object = None  # what the assistant beside it was last sent whole
+
+    def pair(self, agent: Node, secret: str) -> None:
+        """Become ``agent``'s node, as the assistant sees it that has come from here and has told its address."""
+        agent.tell("through", *self.answer(ANSWER), secret)
+        agent.answer(ANSWER)
+        agent.close()
+        self.beside, self.name = self.name, agent.name
+        self.answer(ANSWER)
 
     def serve(self, server: Server) -> None:
         """Fork ranks for ``server`` from now on. Compares the clocks."""
@@ -65,6 +78,8 @@ class Node(Here):
         if any(not rank.gone for rank in self._ranks.values()):
             self.close()
             return
+        if self.beside:
+            self.tell("rest")
         self.server.selector.unregister(self.link.sock)
         self.server = None
         self._ranks, self._lines = {}, {}
@@ -74,14 +89,14 @@ class Node(Here):
         self._serial += 1
         line = self._lines[self._serial, MAIN] = Line(self.link, self._serial, MAIN)
         rank = self._ranks[self._serial] = Rank(spec.rank, 0, line, self)
-        self._tell("spawn", self._serial, spec)
+        self.tell("spawn", self._serial, spec)
         return rank
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What ``function``, of a module, says there. PrismError if the agent is gone or does not answer."""
         if self.gone:
             self._lost("its agent is gone")
-        self._tell("ask", function, arguments)
+        self.tell("ask", function, arguments)
         return self.answer(ANSWER)
 
     def compared(self) -> clock.Sample:
@@ -106,7 +121,8 @@ class Node(Here):
         try:
             yield from self.link.frames()
         except EOFError as error:
-            self._lost(f"its agent is gone{f' ({error})' if str(error) else ''}")
+            who = f"its assistant on node {self.beside}" if self.beside else "its agent"
+            self._lost(f"{who} is gone{f' ({error})' if str(error) else ''}")
 
     def _is_answer(self, frame: Frame) -> bool:
         kind, *values = pickle.loads(frame[2])
@@ -149,8 +165,9 @@ class Node(Here):
         elif kind == "gone":
             self.server.ended(rank, values[0])
 
-    def _tell(self, *message: Any) -> None:
-        self.link.send(CONTROL, CONTROL, pickle.dumps(message, 5))
+    def tell(self, *message: Any, payload: memoryview = EMPTY) -> None:
+        """Words to the agent, or to the assistant before it."""
+        self.link.send(CONTROL, CONTROL, pickle.dumps(message, 5), payload)
 
     def _lost(self, why: str) -> None:
         mine = sorted(rank.number for rank in self._ranks.values() if not rank.gone)

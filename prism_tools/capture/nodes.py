@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prism_tools.capture import clock, ranks
 from prism_tools.capture.link import Guest
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 CONNECT = 120.0  # seconds that nodes get to start Python and to connect
 LAST_OUTPUT = 30.0  # seconds that srun gets to pass on what ranks have printed, once the agents are gone
+AGENT = "prism_tools.capture.agent"
+ASSISTANT = "prism_tools.emulate.second"  # started from here, not imported
 
 # Beside what launch/slurm.py says. The job's nodes may be held by the step that we are; the end of one agent, or of a
 # node, must leave the others their time to send traces.
@@ -41,12 +43,12 @@ class Nodes:
     def __init__(self, tool: str, place: Place) -> None:
         self.tool, self.place = tool, place
         self.nodes: list[Node] = []
-        self.step: subprocess.Popen[bytes] | None = None
+        self.steps: list[subprocess.Popen[bytes]] = []
 
     def start(self, warm: bool, modules: Sequence[str], pretend: bool) -> None:
         """Start the agents and wait until they, and we, have preloaded: see ranks.preload. PrismError: what went wrong."""
         secret = secrets.token_hex(32)
-        with _listener() as listener:
+        with listening() as listener:
             hello = {
                 "tool": self.tool,
                 "host": socket.gethostname(),
@@ -59,22 +61,29 @@ class Nodes:
                 "warm": warm,
                 "modules": list(modules),
                 "pretend": pretend,
+                "first": 0,
             }
-            self.step = _start_step(self.place, json.dumps(hello).encode() + b"\n")
+            self._start_step(self.place.nodes, self.place.words, AGENT, hello)
+            further = max(self.place.beside - 1, 0)
+            if further:
+                self._start_step(further, ("--relative=1",), ASSISTANT, {**hello, "first": self.place.nodes})
             ranks.limits()  # imports torch, as the agents do at the same time
-            self._gather(listener, secret)
+            self._gather(listener, secret, self.place.nodes + further)
         self.nodes.sort(key=lambda node: node.task)
-        for node in self.nodes:
+        agents, assistants = self.nodes[: self.place.nodes], self.nodes[self.place.nodes :]
+        for node in agents:
             node.answer(None)
+        for assistant, agent in zip(assistants, agents[1:], strict=False):
+            assistant.pair(agent, secret)
+        self.nodes = [node for node in self.nodes if not node.gone]
 
-    def _gather(self, listener: socket.socket, secret: str) -> None:
-        """Let the agents in, and nobody else."""
+    def _gather(self, listener: socket.socket, secret: str, count: int) -> None:
+        """Let the ``count`` agents and assistants in, and nobody else."""
         guests: list[Guest] = []
         deadline = time.monotonic() + CONNECT
-        while len(self.nodes) < self.place.nodes:
-            assert self.step is not None
-            came = f"the agents of {len(self.nodes)} of {self.place.nodes} nodes"
-            if self.step.poll() is not None:
+        while len(self.nodes) < count:
+            came = f"the agents of {len(self.nodes)} of {count} nodes"
+            if any(step.poll() is not None for step in self.steps):
                 raise PrismError(f"srun: ended when only {came} had come; see its messages above")
             if time.monotonic() > deadline:
                 names = ", ".join(sorted(node.name for node in self.nodes))
@@ -99,7 +108,21 @@ class Nodes:
     def spawn(self, spec: ranks.Spec) -> Rank:
         """Have a rank forked: those that run together in equal runs, so that neighbours share a node."""
         together = sorted(spec.sandbox) or range(spec.world_size)
-        return self.nodes[together.index(spec.rank) * len(self.nodes) // len(together)].spawn(spec)
+        return self._node(together.index(spec.rank), len(together)).spawn(spec)
+
+    def _node(self, place: int, count: int) -> Node:
+        return self.nodes[place * len(self.nodes) // count]
+
+    def shares(self, together: Sequence[int]) -> dict[Node, list[int]]:
+        """Each node's of the ranks that run ``together``."""
+        shares: dict[Node, list[int]] = {node: [] for node in self.nodes}
+        for place, rank in enumerate(sorted(together)):
+            shares[self._node(place, len(together))].append(rank)
+        return shares
+
+    def near(self, together: Sequence[int]) -> list[int]:
+        """Those of the ranks ``together`` whose values no assistant beside their node has."""
+        return [rank for node, mine in self.shares(together).items() if not node.beside for rank in mine]
 
     def catch_up(self) -> bool:
         """Handle what came while answers were waited for; whether there was anything."""
@@ -123,8 +146,24 @@ class Nodes:
         """End the agents and what they have forked; safe to call twice."""
         for node in self.nodes:
             node.close()
-        if self.step is not None:
-            _end_step(self.step, LAST_OUTPUT if self.nodes else 0)
+        for step in self.steps:
+            _end_step(step, LAST_OUTPUT if self.nodes else 0)
+
+    def _start_step(self, tasks: int, which: Sequence[str], module: str, hello: dict[str, Any]) -> None:
+        """``module`` on each of so many nodes. What it needs to know, secret included, goes where nobody else can read it."""
+        if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
+            need = self.place.nodes + self.place.beside
+            raise PrismError(f"--nodes {need}: this is no Slurm allocation; get one: salloc --nodes={need}", status=2)
+        step = subprocess.Popen(
+            [*srun(tasks, tasks), *which, *STEP, sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            process_group=0,  # Ctrl-C reaches the tool, which ends it
+            preexec_fn=lambda: ctypes.CDLL(None).prctl(ranks.PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
+        self.steps.append(step)
+        assert step.stdin is not None
+        with contextlib.suppress(BrokenPipeError), step.stdin:  # its end is noticed elsewhere
+            step.stdin.write(json.dumps(hello).encode() + b"\n")
 
 
 @contextlib.contextmanager
@@ -144,27 +183,11 @@ def ready(
         nodes.close()
 
 
-def _listener() -> socket.socket:
+def listening() -> socket.socket:
+    """A socket that other nodes can connect to."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", 0))
-
-
-def _start_step(place: Place, hello: bytes) -> subprocess.Popen[bytes]:
-    """An agent on each node. What they need to know, secret included, goes where nobody else can read it."""
-    if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
-        need = place.nodes + place.beside
-        raise PrismError(f"--nodes {need}: this is no Slurm allocation; get one: salloc --nodes={need}", status=2)
-    step = subprocess.Popen(
-        [*srun(place.nodes, place.nodes), *place.words, *STEP, sys.executable, "-m", "prism_tools.capture.agent"],
-        stdin=subprocess.PIPE,
-        process_group=0,  # Ctrl-C reaches the tool, which ends it
-        preexec_fn=lambda: ctypes.CDLL(None).prctl(ranks.PR_SET_PDEATHSIG, signal.SIGTERM),
-    )
-    assert step.stdin is not None
-    with contextlib.suppress(BrokenPipeError), step.stdin:  # its end is noticed elsewhere
-        step.stdin.write(hello)
-    return step
 
 
 def _end_step(step: subprocess.Popen[bytes], patience: float) -> None:

@@ -82,9 +82,11 @@ def refusal_of(operation: Operation) -> str:
 
 
 class Here:
-    """Where ranks are that the server forks itself: on its own machine. ``clock``: that machine's."""
+    """Where ranks are that the server forks itself: on its own machine. ``clock``: that machine's. ``beside``: the node of the
+    assistant that has their values; "": the server itself."""
 
     name = ""
+    beside = ""
     clock = clock.Clock()
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:

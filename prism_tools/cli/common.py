@@ -130,7 +130,10 @@ def add_command(parser: argparse.ArgumentParser, recorded: bool = True) -> None:
 
 def add_nodes(parser: argparse.ArgumentParser) -> None:
     """Let the tool's sandbox ranks run on other nodes than its assistant."""
-    help_ = "nodes of the Slurm allocation: the assistant has the first, the ranks the others (default: all; 1: this machine)"
+    help_ = (
+        "nodes of the Slurm allocation: the assistant has the first, the ranks the others; 2N: N assistants, and N for "
+        "the ranks (default: all; 1: this machine)"
+    )
     parser.add_argument("--nodes", metavar="N", type=positive, help=help_)
 
 

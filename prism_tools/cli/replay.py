@@ -14,10 +14,10 @@ DESCRIPTION = """Run a few ranks of a calibrated graph for real, against virtual
 
 The sandbox ranks run the recorded program; all others are played from the graph, so that each wait
 takes as long as in the whole job. In a Slurm allocation of two nodes the assistant, which plays
-them, has the first node for itself, and the sandbox ranks run on the second. Writes the replayed
-graph: measured times, late deliveries and peak memory of the sandbox ranks. --scale, --set and
---delay change what virtual ranks and operations take, before the replay; the sandbox ranks' own
-work is real."""
+them, has the first node for itself, and the sandbox ranks run on the second; 2N nodes are N such
+pairs, each of which keeps the payloads of its ranks. Writes the replayed graph: measured times,
+late deliveries and peak memory of the sandbox ranks. --scale, --set and --delay change what virtual
+ranks and operations take, before the replay; the sandbox ranks' own work is real."""
 
 EXAMPLES = """prism-replay -r 0-1 calibrated.h5 -o replayed.h5
 prism-slice bare.h5 -s 2 | prism-calibrate | prism-replay -r 0-1 | prism-inspect summary

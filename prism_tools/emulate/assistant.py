@@ -5,6 +5,8 @@ The sandbox's ranks are its children, or run on other nodes.
 
 from __future__ import annotations
 
+import os
+import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +14,11 @@ from typing import Any
 from prism_tools.capture import ranks, wire
 from prism_tools.capture.clock import Clock
 from prism_tools.capture.kv import EXPIRED
+from prism_tools.capture.node import ANSWER, Line, Node
 from prism_tools.capture.nodes import Nodes
-from prism_tools.capture.server import Operation, Rank, Server, process_state, refusal_of
+from prism_tools.capture.server import Here, Operation, Rank, Server, process_state, refusal_of
 from prism_tools.emulate.absent import AbsentChanges
+from prism_tools.emulate.contributions import Calls, completion
 from prism_tools.emulate.divergence import check_operation, check_trace
 from prism_tools.emulate.planner import AtOnce, Timed
 from prism_tools.emulate.values import Values
@@ -42,16 +46,18 @@ class Assistant(Server):
         self.matches = matches
         self.planner = planner
         self.values = Values(graph, matches, payloads)
+        self.further = [node for node in nodes.nodes if node.beside] if nodes is not None else []
         self.started = 0
-        self._open: dict[int, dict[int, tuple[Operation, wire.Peer]]] = {}  # match → rank → its call
+        self._open: Calls[tuple[Operation, wire.Peer]] = Calls(matches, sandbox)
+        self._told: dict[int, set[tuple[Here, int]]] = {}  # match → where the contribution of which other rank is known
         self._sent: set[tuple[int, int]] = set()  # (rank, opid) completed on the main socket
-        self._answered: dict[int, int] = {}  # match → sandbox members that have their results
         self._leaving: list[wire.Peer] = []
         self.absent = AbsentChanges(graph.store, sandbox, self.store)
 
     def run(self, specs: list[ranks.Spec], tick: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
         """Run the sandbox ranks to their end: their traces, with their machine's clock against that of
         the machine with the first rank. PrismError: divergence, or a failed rank."""
+        self._share()
         for spec in specs:
             self.spawn(spec)
         # Until those on other nodes are forked: virtual ranks do not start before them.
@@ -66,6 +72,9 @@ class Assistant(Server):
                 self.absent.apply(everything=True)  # not the recorded order, but better than waiting for ever
                 self.release()
             tick()
+        for node in self.further:
+            node.tell("unknown")
+            self.values.unknown += node.answer(ANSWER)
         clocks = self.nodes.clocks() if self.nodes is not None else {}
         traces = {number: rank.trace for number, rank in self.ranks.items() if rank.trace is not None}
         for number, trace in traces.items():
@@ -76,7 +85,7 @@ class Assistant(Server):
         check_operation(self.graph, rank.number, operation)
         flat = int(self.matches.base[rank.number]) + operation.node
         match = int(self.matches.of_node[flat])
-        self._open.setdefault(match, {})[rank.number] = (operation, peer)
+        self._open.add(match, rank.number, (operation, peer))
         self._decide(self.planner.arrived(rank.number, operation.node, operation.issued))
 
     def on_watch(self, rank: Rank, opid: int) -> None:
@@ -126,28 +135,49 @@ class Assistant(Server):
         waiting = {waiter.rank for waiter in self.store.waiting.values()}
         return all(other.number in waiting or other.left for other in self.ranks.values())
 
-    def _forget(self, match: int) -> None:
-        """One more member of ``match`` has its results; after the last, the contributions are dropped."""
-        self._answered[match] = self._answered.get(match, 0) + 1
-        ours = sum(self.matches.rank_of(member) in self.ranks for member in self.matches.members[match].tolist())
-        if self._answered[match] == ours:
-            del self._open[match], self._answered[match]
-
     def _decide(self, decisions: list[tuple[int, int, int]]) -> None:
         for number, node, when in decisions:
             match = int(self.matches.of_node[int(self.matches.base[number]) + node])
-            calls = self._open.get(match, {})
+            calls = self._open.of(match)
             operation, peer = calls[number]
-            live = {other: call for other, (call, _) in calls.items()}
-            refused = refusal_of(operation)
-            outs = [] if refused else self.values.results(number, operation, live)
-            source = self.values.source(number, operation)
             rank = self.ranks[number]
+            refused = refusal_of(operation)
+            when = rank.place.clock.to_theirs(when)
+            ending = refused, when, self.values.source(number, operation)
             target = peer
             if operation.opid in rank.watched and rank.push is not None:
                 target = rank.push
             else:
                 self._sent.add((number, operation.opid))
-            self._forget(match)
-            answer = ("failed", operation.opid, refused) if refused else ("done", operation.opid, wire.descs_of(outs))
-            target.send((*answer, rank.place.clock.to_theirs(when), source), wire.pack(outs))
+            if rank.place.beside:
+                self._hand_over(rank, target, match, ending)
+            else:
+                live = {other: call for other, (call, _) in calls.items()}
+                outs = [] if refused else self.values.results(number, operation, live)
+                target.send(*completion(operation, outs, ending))
+            if self._open.answered(match):
+                self._told.pop(match, None)
+
+    def _share(self) -> None:
+        """Let further assistants know whom they serve, and wait until they are ready."""
+        reader = self.values.payloads
+        for node in self.further:
+            if node.holds is not self.graph:
+                node.holds = self.graph
+                whole = self.graph, self.matches, None if reader is None else os.path.abspath(reader.path)
+                node.tell("load", payload=memoryview(pickle.dumps(whole, 5)))
+            assert self.nodes is not None
+            node.tell("play", self.sandbox, self.nodes.shares(self.sandbox)[node])
+        for node in self.further:
+            node.answer(None)
+
+    def _hand_over(self, rank: Rank, target: wire.Peer, match: int, ending: tuple[str, int, int]) -> None:
+        """Let the assistant of the rank's node deliver, once it has what ranks of other nodes contribute."""
+        node = rank.place
+        assert isinstance(node, Node) and isinstance(target, Line)
+        told = self._told.setdefault(match, set())
+        for other, (call, _) in self._open.of(match).items():
+            if self.ranks[other].place is not node and (node, other) not in told:
+                told.add((node, other))
+                node.tell("contribution", match, other, call.descs, call.has_input, payload=call.payload)
+        node.tell("deliver", target.serial, target.channel, match, rank.number, ending)

@@ -84,7 +84,7 @@ def run_sandbox(
         remedy = f"record the program with prism-record -n {graph.world_size}"
         raise PrismError(f"the graph of a live job holds no values for virtual ranks to send; {remedy}")
     if payloads is not None:
-        payloads.load(crossing(graph, matches, sandbox))
+        prefetch(graph, matches, payloads, sandbox, sandbox if nodes is None else nodes.near(sandbox))
     assistant = Assistant(graph, matches, sandbox, planner, payloads, nodes)
     sys.stdout.flush()
     gc.collect()
@@ -94,6 +94,12 @@ def run_sandbox(
     finally:
         gc.enable()
         assistant.close()
+
+
+def prefetch(graph: Graph, matches: Matches, payloads: PayloadReader, sandbox: list[int], near: list[int]) -> None:
+    """Hold ready what the ranks ``near``, of the sandbox, receive from outside."""
+    inside = set(sandbox)
+    payloads.load(place for place in crossing(graph, matches, near) if place[0] not in inside)
 
 
 def spec_of(graph: Graph, rank: int, sandbox: list[int], output: int, issue_cost: dict[int, int] | None) -> ranks.Spec:

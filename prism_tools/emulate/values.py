@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from prism_tools.capture.server import Operation
+from prism_tools.emulate.contributions import Contribution
 from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph
 from prism_tools.graph.schema import DTYPES, Op
@@ -22,10 +25,10 @@ class Values:
     def __init__(self, graph: Graph, matches: Matches, payloads: PayloadReader | None) -> None:
         self._graph = graph
         self._matches = matches
-        self._payloads = payloads
+        self.payloads = payloads
         self.unknown = 0
 
-    def results(self, rank: int, operation: Operation, live: dict[int, Operation]) -> Tensors:
+    def results(self, rank: int, operation: Operation, live: Mapping[int, Contribution]) -> Tensors:
         """Outputs of ``rank``; ``live``: the operations of the match's sandbox members that matter, by global rank."""
         if operation.op is Op.SEND:
             return []
@@ -61,13 +64,13 @@ class Values:
         members = self._matches.members[int(self._matches.of_node[flat])].tolist()
         return {self._matches.rank_of(member): self._matches.node_of(member) for member in members}
 
-    def _received(self, rank: int, operation: Operation, live: dict[int, Operation]) -> Tensors:
+    def _received(self, rank: int, operation: Operation, live: Mapping[int, Contribution]) -> Tensors:
         sender, node = next((r, n) for r, n in self._nodes(rank, operation).items() if r != rank)
         if sender in live:
             return unpack(live[sender].descs, live[sender].payload)
         return self._recorded(sender, node, operation.descs, operation)
 
-    def _contribution(self, number: int, node: int, operation: Operation, live: dict[int, Operation]) -> Tensors:
+    def _contribution(self, number: int, node: int, operation: Operation, live: Mapping[int, Contribution]) -> Tensors:
         if number in live:
             mine = live[number]
             return unpack(mine.descs, mine.payload) if mine.has_input else []
@@ -76,7 +79,7 @@ class Values:
         return self._recorded(number, node, self._descs(number, node, operation), operation)
 
     def _recorded(self, number: int, node: int, descs: list[tuple[str, int]], operation: Operation) -> Tensors:
-        data = self._payloads.get(number, node) if self._payloads is not None else None
+        data = self.payloads.get(number, node) if self.payloads is not None else None
         size = sum(count * getattr(torch, name).itemsize for name, count in descs)
         if data is None or len(data) != size:
             self.unknown += 1

@@ -23,7 +23,7 @@ def srun(tasks: int, nodes: int) -> list[str]:
 @dataclass(frozen=True)
 class Place:
     """``nodes`` nodes of the allocation for a step of one task each; ``words``: which, for srun; ``beside``: nodes that are
-    left to whom the step serves."""
+    left to whom the step serves: to us the first, and the others, if any, to an assistant for each further node."""
 
     nodes: int
     words: tuple[str, ...] = ()
@@ -37,17 +37,20 @@ def all_of(nodes: int, most: int) -> Place | None:
 
 
 def others(nodes: int | None, most: int, environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Of ``nodes`` nodes (None: of all that the job has) those behind the first, in a heterogeneous job those of the second
-    component, but no more than ``most``; None: there is no other than this machine.
+    """Where ranks run of ``nodes`` nodes (None: of all that the job has), on no more than ``most``; None: there is no node but
+    this machine's. An even number makes pairs, behind whose first halves are the second; else it is those behind the
+    first, in a heterogeneous job those of the second component.
 
     Of a job whose tasks are tools that know nothing of each other, each has this machine only.
     """
     if nodes is None:
         nodes = 1 if placement(environ).world > 1 else _allocated(environ)
-    count = min(nodes - 1, most)
-    if count < 1:
-        return None
-    return Place(count, ("--het-group=1",) if _is_heterogeneous(environ) else ("--relative=1",), beside=1)
+    if _is_heterogeneous(environ):
+        count = min(nodes - 1, most)
+        return Place(count, ("--het-group=1",), beside=1) if count > 0 else None
+    pairs = min(nodes // 2, most) if nodes % 2 == 0 else 1
+    count = pairs if nodes % 2 == 0 else min(nodes - 1, most)
+    return Place(count, (f"--relative={pairs}",), beside=pairs) if count > 0 else None
 
 
 def _is_heterogeneous(environ: Mapping[str, str]) -> bool:

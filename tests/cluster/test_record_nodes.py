@@ -3,18 +3,13 @@
 import os
 import re
 import signal
-import subprocess
-import sys
-import uuid
-from pathlib import Path
 
 import pytest
 
+from tests.cluster.halted import HALTING, Halted
 from tests.same import check_same
-from tests.tools import LIMIT, MARK, Result, command, marked, program, said, until
+from tests.tools import LIMIT, command, program, said
 
-HALTING = Path(__file__).parents[1] / "faults" / "halting.py"
-OURS = (f"b'{sys.executable}", "b'srun")
 GPT8 = ["--tp", "2", "--pp", "2", "--steps", "2"]
 
 
@@ -57,50 +52,9 @@ def test_where_there_is_no_allocation(slurm, tmp_path):
     ) and not list(tmp_path.iterdir())
 
 
-class Halted:
-    """A recording of four ranks on four nodes, of which rank 0 waits for good. The allocation outlives the tool."""
-
-    def __init__(self, slurm, folder):
-        os.mkfifo(folder / "gate")
-        self.mark, words = uuid.uuid4().hex, command("record", "-n", 4, "-o", "run.h5", "--", HALTING)
-        self.salloc = subprocess.Popen(
-            ["salloc", "-Q", "-N4", "--exclusive", "sh", "-c", '"$@"; echo status $?; cat', "sh", *words],
-            cwd=folder,
-            env=slurm.variables(**{MARK: self.mark}),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        with open(folder / "gate") as gate:
-            assert gate.readline() == "ready\n"
-
-    def running(self, words=""):
-        """Command lines of the tool, its srun, the agents and ranks; not of what this test began with."""
-        return [line for line in marked(self.mark) if line.split(maxsplit=1)[1].startswith(OURS) and words in line]
-
-    def tool(self):
-        """The coordinator's process."""
-        (line,) = self.running("bin/prism-record")
-        return int(line.split()[0])
-
-    def agent(self, node):
-        """The process of a node's agent: the oldest, ranks are forked from it."""
-        here = f"SLURMD_NODENAME={node}".encode()
-        pids = [int(line.split()[0]) for line in self.running("prism_tools.capture.agent")]
-        return min(pid for pid in pids if here in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-
-    def finish(self):
-        """What the tool said, once nothing of it runs any more, though the allocation is still there."""
-        said_status = self.salloc.stdout.readline()
-        until(lambda: not self.running())
-        out, err = self.salloc.communicate(timeout=LIMIT)
-        return Result(int(said_status.split()[1]), out, err)
-
-
 @pytest.fixture
 def halted(slurm, tmp_path):
-    recording = Halted(slurm, tmp_path)
+    recording = Halted(slurm, tmp_path, "record", "-n", 4, "-o", "run.h5", "--", HALTING)
     yield recording
     recording.salloc.kill()
     recording.salloc.communicate()
@@ -109,18 +63,18 @@ def halted(slurm, tmp_path):
 def test_a_sleeping_rank_is_named_and_an_agent_killed(halted):
     notice = "prism-record: warning: rank 0 outside communication in a signal (pause), after halting.py:10 <module>"
     assert halted.salloc.stderr.readline() == f"{notice}; other ranks run meanwhile\n"
-    os.kill(halted.agent("n3"), signal.SIGKILL)
+    os.kill(halted.process("capture.agent", "n3"), signal.SIGKILL)
     done = halted.finish()
     lines = [line for line in done.stderr.splitlines() if line.startswith("prism-record")]
     assert (done.status, lines) == (1, ["prism-record: node n3: its agent is gone; rank 2 ran there"])
 
 
 def test_the_coordinator_is_killed(halted):
-    os.kill(halted.tool(), signal.SIGKILL)
+    os.kill(halted.process("bin/prism-record"), signal.SIGKILL)
     assert halted.finish().status == 128 + signal.SIGKILL
 
 
 def test_the_coordinator_is_asked_to_stop(halted):
-    os.kill(halted.tool(), signal.SIGTERM)
+    os.kill(halted.process("bin/prism-record"), signal.SIGTERM)
     done = halted.finish()
     assert (done.status, done.stderr) == (128 + signal.SIGTERM, "")

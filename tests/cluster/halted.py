@@ -1,0 +1,49 @@
+"""A tool that stands still on the nodes of an allocation until a test ends it, or a part of it."""
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+from tests.tools import LIMIT, MARK, Result, command, marked, until
+
+HALTING = Path(__file__).parents[1] / "faults" / "halting.py"
+OURS = (f"b'{sys.executable}", "b'srun")
+
+
+class Halted:
+    """A tool over four nodes whose program is HALTING: its rank 0 waits for good. The allocation outlives the tool."""
+
+    def __init__(self, slurm, folder, tool, *arguments):
+        os.mkfifo(folder / "gate")
+        self.mark, words = uuid.uuid4().hex, command(tool, *arguments)
+        self.salloc = subprocess.Popen(
+            ["salloc", "-Q", "-N4", "--exclusive", "sh", "-c", '"$@"; echo status $?; cat', "sh", *words],
+            cwd=folder,
+            env=slurm.variables(**{MARK: self.mark}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with open(folder / "gate") as gate:
+            assert gate.readline() == "ready\n"
+
+    def running(self, words=""):
+        """Command lines of the tool, its srun, agents and ranks; not of what this test began with."""
+        return [line for line in marked(self.mark) if line.split(maxsplit=1)[1].startswith(OURS) and words in line]
+
+    def process(self, words, node=""):
+        """The process with these words, on a node: the oldest, from which ranks are forked."""
+        here = f"SLURMD_NODENAME={node}".encode()
+        pids = [int(line.split()[0]) for line in self.running(words) if "b'srun" not in line]
+        environs = {pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids}
+        return min(pid for pid in pids if not node or here in environs[pid])
+
+    def finish(self):
+        """What the tool said, once nothing of it runs any more, though the allocation is still there."""
+        said_status = self.salloc.stdout.readline()
+        until(lambda: not self.running())
+        out, err = self.salloc.communicate(timeout=LIMIT)
+        return Result(int(said_status.split()[1]), out, err)
