@@ -23,7 +23,7 @@ from prism_tools.errors import PrismError
 from prism_tools.launch.placement import placement
 
 AHEAD = 64 << 20  # bytes on their way to the server beyond which ranks must wait
-GREET = 60.0  # seconds that an agent gets to reach the assistant beside its node
+GREET = 30.0  # seconds that an agent gets to reach the assistant beside its node
 
 
 class Agent(Server):

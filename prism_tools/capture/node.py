@@ -40,7 +40,7 @@ class Line(wire.Peer):
 class Node(Here):
     """A node with an agent, task number ``task`` of the step. Serves one server at a time.
 
-    Where an assistant stands between (``beside``), it passes everything on, but what is said to it alone with ``tell``.
+    Where an assistant stands between (``beside``: its node), that passes on all but what is meant for itself.
     """
 
     def __init__(self, task: int, name: str, sock: socket.socket) -> None:
@@ -61,7 +61,7 @@ class Node(Here):
         agent.answer(ANSWER)
         agent.close()
         self.beside, self.name = self.name, agent.name
-        self.answer(ANSWER)
+        self.answer(None)  # it may still import torch
 
     def serve(self, server: Server) -> None:
         """Fork ranks for ``server`` from now on. Compares the clocks."""

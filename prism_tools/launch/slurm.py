@@ -37,9 +37,9 @@ def all_of(nodes: int, most: int) -> Place | None:
 
 
 def others(nodes: int | None, most: int, environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Where ranks run of ``nodes`` nodes (None: of all that the job has), on no more than ``most``; None: there is no node but
-    this machine's. An even number makes pairs, behind whose first halves are the second; else it is those behind the
-    first, in a heterogeneous job those of the second component.
+    """Of ``nodes`` nodes (None: of all that the job has) those behind the first, in a heterogeneous job those of the second
+    component; of an even number the second half, behind an assistant's node for each. No more than ``most``; None: there
+    is no other than this machine.
 
     Of a job whose tasks are tools that know nothing of each other, each has this machine only.
     """

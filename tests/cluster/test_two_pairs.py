@@ -8,7 +8,7 @@ import pytest
 
 from prism_tools.graph import file
 from tests.cluster.halted import HALTING, Halted
-from tests.tools import LIMIT, command, said
+from tests.tools import LIMIT, command, run, said
 
 SECOND = 10**9  # ns
 
@@ -43,13 +43,21 @@ def test_values_of_both_pairs_meet(slurm, stages, tmp_path):
     assert done.stderr == ""
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where HALTING was recorded, and is run again."""
+    there = tmp_path_factory.mktemp("halting")
+    run("record", "-n", 4, "-o", "bare.h5", "--", HALTING, cwd=there)
+    return there
+
+
 @pytest.fixture
-def halted(slurm, stages, tmp_path):
+def halted(slurm, folder):
     """A slice whose rank 0, on n3, waits for good, and rank 1, on n4, for it."""
-    bare = stages.recorded(HALTING, world=4)
-    words = ["run", bare.path, "-s", 2, "--ranks", "0-1", "--no-probe", "-o", "run.h5", "--", HALTING]
-    slices = Halted(slurm, tmp_path, "slice", *words)
+    words = ["run", "bare.h5", "-s", 2, "--ranks", "0-1", "--no-probe", "-o", "run.h5"]
+    slices = Halted(slurm, folder, "slice", *words)
     yield slices
+    (folder / "gate").unlink()
     slices.salloc.kill()
     slices.salloc.communicate()
 
