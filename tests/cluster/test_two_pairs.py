@@ -40,7 +40,7 @@ def test_values_of_both_pairs_meet(slurm, stages, tmp_path):
     words = ["run", bare.path, "-s", 2, "--ranks", "0,3", "--repeat", 2, "--no-probe", "-v", "-o", "run.h5"]
     done = on_four(slurm, tmp_path, "slice", *words)
     assert said(done.stdout, "check") == sorted(bare.lines("check", {0, 3}) * 2) != []
-    assert done.stderr == ""
+    assert [line for line in done.stderr.splitlines() if "is noisy" not in line] == []
 
 
 @pytest.fixture(scope="module")
