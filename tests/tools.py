@@ -75,7 +75,7 @@ def until(condition: Callable[[], object], limit: float = 20.0) -> None:
     deadline = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
-        os.sched_yield()
+        time.sleep(0.01)  # between two looks: what is waited for may need this core
 
 
 def marked(mark: str) -> list[str]:

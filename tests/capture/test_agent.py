@@ -26,7 +26,8 @@ def agent():
     def start(cwd="/"):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             begin = {
-                "tool": "prism-replay", "first": 0, "host": "127.0.0.1", "port": listener.getsockname()[1], "secret": SECRET, "limit": 60,
+                "tool": "prism-replay", "first": 0,
+                "host": "127.0.0.1", "port": listener.getsockname()[1], "secret": SECRET, "limit": 60,
                 "environ": environment(), "cwd": cwd, "path": sys.path, "warm": False, "modules": [], "pretend": False,
             }  # fmt: skip
             words = [sys.executable, "-m", "prism_tools.capture.agent"]

@@ -1,5 +1,6 @@
 """A tool that stands still on the nodes of an allocation until a test ends it, or a part of it."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -27,8 +28,9 @@ class Halted:
             stderr=subprocess.PIPE,
             text=True,
         )
-        with open(folder / "gate") as gate:
-            assert gate.readline() == "ready\n"
+        gate = os.open(folder / "gate", os.O_RDONLY | os.O_NONBLOCK)  # a tool that has failed opens it never
+        until(lambda: _heard(gate) == b"ready\n", limit=LIMIT)
+        os.close(gate)
 
     def running(self, words=""):
         """Command lines of the tool, its srun, agents and ranks; not of what this test began with."""
@@ -47,3 +49,8 @@ class Halted:
         until(lambda: not self.running())
         out, err = self.salloc.communicate(timeout=LIMIT)
         return Result(int(said_status.split()[1]), out, err)
+
+
+def _heard(pipe):
+    with contextlib.suppress(BlockingIOError):
+        return os.read(pipe, 100)
