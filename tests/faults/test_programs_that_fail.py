@@ -104,7 +104,7 @@ def test_a_rank_that_leaves_without_ending_its_program(bench):
         (("-n", 2, "-o", "run.h5"), "what shall run? add -- program [argument ...]"),
         (("-n", 2, "-o", "-", "--", "x.py"), "-o -: standard output belongs to the program; name a file"),
         (("-n", 0, "-o", "run.h5"), "argument -n/--world-size: '0' is no whole number >= 1; see prism-record --help"),
-        (("-n", 2), "the following arguments are required: -o/--output; see prism-record --help"),
+        (("-n", 2, "--", "x.py"), "-o: name a file for the graph"),
     ],
 )
 def test_wrong_usage(call, said, bench):
