@@ -6,7 +6,7 @@ import hmac
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from prism_tools.capture.wire import EMPTY
 
@@ -128,3 +128,33 @@ class Guest:
                 return task, name.rstrip(b"\0").decode()
         self.sock.close()
         return -1, ""
+
+
+class Door:
+    """Lets in at ``listener`` who shows the secret, and nobody else."""
+
+    def __init__(self, listener: socket.socket, secret: str) -> None:
+        self._listener, self._secret = listener, secret
+        self._guests: list[Guest] = []
+
+    def sockets(self) -> list[socket.socket]:
+        """What to wait for (readable) before the next ``admitted``."""
+        return [self._listener, *(guest.sock for guest in self._guests)]
+
+    def admitted(self, ready: Collection[socket.socket]) -> list[tuple[int, str, socket.socket]]:
+        """Task, node and socket of those that have shown it by now; ``ready``: the readable sockets."""
+        if self._listener in ready:
+            self._guests.append(Guest(self._listener.accept()[0]))
+        inside = []
+        for guest in list(self._guests):
+            task, name = guest.heard(self._secret)
+            if task is not None:
+                self._guests.remove(guest)
+                if name:
+                    inside.append((task, name, guest.sock))
+        return inside
+
+    def close(self) -> None:
+        """Who has not shown it by now is not waited for."""
+        for guest in self._guests:
+            guest.sock.close()

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prism_tools.capture import clock, ranks
-from prism_tools.capture.link import Guest
+from prism_tools.capture.link import Door
 from prism_tools.capture.node import Node
 from prism_tools.capture.server import Here, Rank
 from prism_tools.errors import PrismError
@@ -79,26 +79,17 @@ class Nodes:
 
     def _gather(self, listener: socket.socket, secret: str, count: int) -> None:
         """Let the ``count`` agents and assistants in, and nobody else."""
-        guests: list[Guest] = []
         deadline = time.monotonic() + CONNECT
-        while len(self.nodes) < count:
-            came = f"the agents of {len(self.nodes)} of {count} nodes"
-            if any(step.poll() is not None for step in self.steps):
-                raise PrismError(f"srun: ended when only {came} had come; see its messages above")
-            if time.monotonic() > deadline:
-                names = ", ".join(sorted(node.name for node in self.nodes))
-                raise PrismError(f"srun: only {came} came in {CONNECT:.0f} s ({names}); is Python slow there?")
-            waiting = [listener, *(guest.sock for guest in guests)]
-            if listener in select.select(waiting, [], [], 0.2)[0]:
-                guests.append(Guest(listener.accept()[0]))
-            for guest in list(guests):
-                task, name = guest.heard(secret)
-                if task is not None:
-                    guests.remove(guest)
-                    if name:
-                        self.nodes.append(Node(task, name, guest.sock))
-        for guest in guests:
-            guest.sock.close()
+        with contextlib.closing(Door(listener, secret)) as door:
+            while len(self.nodes) < count:
+                came = f"the agents of {len(self.nodes)} of {count} nodes"
+                if any(step.poll() is not None for step in self.steps):
+                    raise PrismError(f"srun: ended when only {came} had come; see its messages above")
+                if time.monotonic() > deadline:
+                    names = ", ".join(sorted(node.name for node in self.nodes))
+                    raise PrismError(f"srun: only {came} came in {CONNECT:.0f} s ({names}); is Python slow there?")
+                ready = select.select(door.sockets(), [], [], 0.2)[0]
+                self.nodes += [Node(*admitted) for admitted in door.admitted(ready)]
 
     def serve(self, server: Server) -> None:
         """Lend the nodes to ``server``."""

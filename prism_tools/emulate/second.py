@@ -6,6 +6,7 @@ passes on what both say, but for payloads that nobody else needs. Started by cap
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import importlib
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism_tools.capture import ranks
 from prism_tools.capture.agent import Agent, main
-from prism_tools.capture.link import CONTROL, MAIN, Guest, Link
+from prism_tools.capture.link import CONTROL, MAIN, Door, Link
 from prism_tools.capture.node import Line
 from prism_tools.capture.nodes import listening
 from prism_tools.capture.server import Operation, Rank
@@ -79,19 +80,13 @@ class Second(Agent):
         self.say("answer", None)
 
     def _admitted(self, listener: socket.socket, secret: str) -> socket.socket:
-        guests: list[Guest] = []
-        while True:
-            ready, _, _ = select.select([self.link.sock, listener, *(guest.sock for guest in guests)], [], [])
-            if self.link.sock in ready:
-                self._obey()  # EOFError: the tool has ended; it says nothing before this
-            if listener in ready:
-                guests.append(Guest(listener.accept()[0]))
-            for guest in list(guests):
-                task, name = guest.heard(secret)
-                if task is not None:
-                    guests.remove(guest)
-                    if name:
-                        return guest.sock
+        with contextlib.closing(Door(listener, secret)) as door:
+            while True:
+                ready = select.select([self.link.sock, *door.sockets()], [], [])[0]
+                if self.link.sock in ready:
+                    self._obey()  # EOFError: the tool has ended; it says nothing before this
+                for _, _, sock in door.admitted(ready):
+                    return sock
 
     def _obey(self) -> None:
         for serial, channel, blob, payload in self.link.frames():
