@@ -11,7 +11,7 @@ from tests.tools import LIMIT, ROOT, command, marked, said, until
 
 SECOND = 10**9  # ns
 SANDBOX = "2-3"
-DYING = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '1' else None\n"
+DYING = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '1' else signal.pause()\n"
 
 
 @pytest.fixture(scope="module")
