@@ -29,7 +29,7 @@ class _Flat:
         self.own = np.full(total, np.nan)
         self.tail = np.zeros(total)
         self.spread = np.full(total, np.nan)
-        self.apart = np.zeros(total)  # by how much the ranks that stand for this one differ
+        self.apart = np.zeros(total)  # what else is unknown: by how much stand-ins differ, what clocks do not show
         self.source = np.full(total, Source.UNKNOWN, np.uint8)
 
 
@@ -42,13 +42,13 @@ def durations(graph: Graph, matches: Matches) -> Durations:
     flat = _Flat(int(matches.base[-1]))
     for rank in range(graph.world_size):
         _fill_own(graph, matches, measured, rank, flat)
-    _fill_apart(matches, measured, flat)
     rest = _fill_real(matches, graph, measured, flat)
     finder = Finder(graph.probes)
     held = _Held(measured)
     for match in rest:
         if not _fill_probe(graph, matches, match, finder, flat):
             _fill_emulated(matches, match, held, flat)
+    _fill_apart(matches, measured, flat)
     return _packed(graph, matches, flat)
 
 
@@ -65,13 +65,15 @@ def _fill_own(graph: Graph, matches: Matches, measured: Measured, rank: int, fla
 
 def _fill_apart(matches: Matches, measured: Measured, flat: _Flat) -> None:
     """A rank that nobody measured is known no better than those that can stand in for it agree: half of their range."""
+    stay = flat.own + flat.tail
     known: dict[tuple[int, ...], np.ndarray] = {}
     for rank, alike in measured.alike.items():
         key = tuple(alike)
         if key not in known:
-            own = np.array([flat.own[matches.base[other] : matches.base[other + 1]] for other in alike])
-            known[key] = np.nan_to_num(own.max(axis=0) - own.min(axis=0)) / 2
-        flat.apart[matches.base[rank] : matches.base[rank + 1]] = known[key]
+            stays = np.array([stay[matches.base[other] : matches.base[other + 1]] for other in alike])
+            known[key] = np.nan_to_num(stays.max(axis=0) - stays.min(axis=0)) / 2
+        mine = flat.apart[matches.base[rank] : matches.base[rank + 1]]
+        np.maximum(mine, known[key], out=mine)
 
 
 def _fill_real(matches: Matches, graph: Graph, measured: Measured, flat: _Flat) -> list[int]:
@@ -95,13 +97,14 @@ def _fill_real(matches: Matches, graph: Graph, measured: Measured, flat: _Flat) 
         numbers.append(match)
         own_nodes.append(nodes - matches.base[list(ranks)])
     for numbers, own_nodes, (gates, runs) in batches.values():
-        duration, tails, spread = _measure(measured, runs, np.array(own_nodes), gates)
+        duration, tails, spread, unseen = _measure(measured, runs, np.array(own_nodes), gates)
         for k, match in enumerate(numbers):
             if np.isnan(duration[k]):
                 rest.append(match)
                 continue
             members = matches.members[match]
-            flat.own[members], flat.tail[members], flat.spread[members] = duration[k], tails[k], spread[k]
+            flat.own[members], flat.tail[members] = duration[k], tails[k]
+            flat.spread[members], flat.apart[members] = spread[k], unseen[k]
             flat.source[members] = Source.REAL
     return rest
 
@@ -120,13 +123,16 @@ def _stood_in(matches: Matches, measured: Measured, match: int) -> np.ndarray:
 
 def _measure(
     measured: Measured, runs: list[list[int]], nodes: np.ndarray, gates: list
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Duration [N], tails [N, K] and spread [N] (NaN: one run only) of N matches of the same K ranks.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Duration [N], tails [N, K], spread [N, K] (NaN: one run only) and unseen tails [N, K] of N matches of the same K
+    ranks.
 
     ``nodes``: int[N, K]; ``gates``: graph.equations.releases in positions. A member that waits for nobody shows the
     duration on its own clock: the least (end - ready). With one good clock, each member's end is taken from the
-    arrival that releases it; the duration is the least of these, the tails are the differences. Clocks that are not
-    good enough for the duration still show a tail that is longer than their error.
+    arrival that releases it; the duration is the least of these, the tails are the differences, and a member's spread is
+    how far its own stays differ between runs, if that is more than the durations do. Clocks that are not good enough for
+    the duration still show a tail that is longer than their error. One that they do not show is no longer than their
+    error, nor than the member ever stayed beyond the duration: that much of it is unseen.
     """
     size = nodes.shape[1]
     ready = np.array([[measured.ready[run[k]][nodes[:, k]] for k in range(size)] for run in runs], float)
@@ -143,13 +149,16 @@ def _measure(
     lag[unknown] = np.nan
     errors = np.array([[measured.error[row] for row in run] for run in runs])
     error = 2 * errors.max() if (errors >= 0).all() else np.inf
-    typical, _ = middle(lag)
+    typical, between = middle(lag)
     clocked = (error == 0) | (error <= CLOCK_SHARE * duration)
     duration = np.where(clocked, typical.min(axis=1), duration)
     spread = np.where(clocked, middle(lag.min(axis=2))[1], spread)
     tails = typical - duration[:, None]
-    tails = np.where(clocked[:, None] | (tails > error), np.maximum(tails, 0), 0)
-    return duration, tails, spread
+    shown = clocked[:, None] | (tails > error)
+    tails = np.where(shown, np.maximum(tails, 0), 0)
+    stays = np.where(unknown[:, :, None], np.inf, end - ready).min(axis=0)
+    unseen = np.where(shown, 0, np.clip(stays - duration[:, None], 0, error))
+    return duration, tails, np.fmax(spread[:, None], np.where(shown, between, np.nan)), unseen
 
 
 def _fill_probe(graph: Graph, matches: Matches, match: int, finder: Finder, flat: _Flat) -> bool:
@@ -216,7 +225,7 @@ def _packed(graph: Graph, matches: Matches, flat: _Flat) -> Durations:
         own = np.rint(np.nan_to_num(own)).astype(np.int64)
         tail = np.rint(flat.tail[nodes]).astype(np.int64)
         spread = flat.spread[nodes]
-        spread = np.where(np.isnan(spread), iteration_spread(program, own), spread)
+        spread = np.where(np.isnan(spread), iteration_spread(program, own + tail), spread)
         spread = np.maximum(spread, flat.apart[nodes])
         spread = np.rint(spread).astype(np.int64)
         key = b"".join(column.tobytes() for column in (own, tail, spread, source))
