@@ -29,7 +29,8 @@ class _Flat:
         self.own = np.full(total, np.nan)
         self.tail = np.zeros(total)
         self.spread = np.full(total, np.nan)
-        self.apart = np.zeros(total)  # what else is unknown: by how much stand-ins differ, what clocks do not show
+        self.bias = np.zeros(total)
+        self.apart = np.zeros(total)  # by how much the ranks that stand for this one differ
         self.source = np.full(total, Source.UNKNOWN, np.uint8)
 
 
@@ -59,7 +60,7 @@ def _fill_own(graph: Graph, matches: Matches, measured: Measured, rank: int, fla
     doubt = host_bound(program, samples, [measured.end[row] - measured.issued[row] for row in rows])
     nodes = slice(int(matches.base[rank]), int(matches.base[rank + 1]))
     flat.own[nodes], flat.spread[nodes] = middle(samples)
-    flat.spread[nodes] = np.where(doubt > 0, np.maximum(np.nan_to_num(flat.spread[nodes]), doubt), flat.spread[nodes])
+    flat.bias[nodes] = doubt
     flat.source[nodes] = np.where(np.isnan(flat.own[nodes]), Source.UNKNOWN, Source.REAL)
 
 
@@ -72,8 +73,7 @@ def _fill_apart(matches: Matches, measured: Measured, flat: _Flat) -> None:
         if key not in known:
             stays = np.array([stay[matches.base[other] : matches.base[other + 1]] for other in alike])
             known[key] = np.nan_to_num(stays.max(axis=0) - stays.min(axis=0)) / 2
-        mine = flat.apart[matches.base[rank] : matches.base[rank + 1]]
-        np.maximum(mine, known[key], out=mine)
+        flat.apart[matches.base[rank] : matches.base[rank + 1]] = known[key]
 
 
 def _fill_real(matches: Matches, graph: Graph, measured: Measured, flat: _Flat) -> list[int]:
@@ -104,7 +104,7 @@ def _fill_real(matches: Matches, graph: Graph, measured: Measured, flat: _Flat) 
                 continue
             members = matches.members[match]
             flat.own[members], flat.tail[members] = duration[k], tails[k]
-            flat.spread[members], flat.apart[members] = spread[k], unseen[k]
+            flat.spread[members], flat.bias[members] = spread[k], unseen[k]
             flat.source[members] = Source.REAL
     return rest
 
@@ -166,7 +166,7 @@ def _fill_probe(graph: Graph, matches: Matches, match: int, finder: Finder, flat
     if found is None:
         return False
     members = matches.members[match]
-    flat.own[members], flat.spread[members] = found.duration, found.spread
+    flat.own[members], flat.spread[members], flat.bias[members] = found.duration, found.spread, found.bias
     flat.tail[members] = turned(graph, matches, match, found.tails)
     flat.source[members] = found.source
     for member, issue in zip(members.tolist(), turned(graph, matches, match, found.issue), strict=True):
@@ -214,7 +214,7 @@ def _packed(graph: Graph, matches: Matches, flat: _Flat) -> Durations:
     """Per timing class, as integers. Nodes before and after the iterations may stay unknown: they count as 0."""
     row = np.zeros(graph.world_size, np.int32)
     known: dict[bytes, int] = {}
-    packed = Durations(row, [], [], [], [])
+    packed = Durations(row, [], [], [], [], [])
     for rank in range(graph.world_size):
         nodes = slice(int(matches.base[rank]), int(matches.base[rank + 1]))
         program, own, source = graph.program_of(rank), flat.own[nodes], flat.source[nodes]
@@ -228,11 +228,13 @@ def _packed(graph: Graph, matches: Matches, flat: _Flat) -> Durations:
         spread = np.where(np.isnan(spread), iteration_spread(program, own + tail), spread)
         spread = np.maximum(spread, flat.apart[nodes])
         spread = np.rint(spread).astype(np.int64)
-        key = b"".join(column.tobytes() for column in (own, tail, spread, source))
+        bias = np.rint(flat.bias[nodes]).astype(np.int64)
+        key = b"".join(column.tobytes() for column in (own, tail, spread, bias, source))
         row[rank] = known.setdefault(key, len(known))
         if row[rank] == len(packed.own):
             packed.own.append(own)
             packed.tail.append(tail)
             packed.spread.append(spread)
+            packed.bias.append(bias)
             packed.source.append(source)
     return packed

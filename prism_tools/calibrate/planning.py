@@ -26,7 +26,7 @@ from prism_tools.graph.semantics import computing_lanes
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
 
-FIELDS = ("own", "tail", "spread", "source")
+FIELDS = ("own", "tail", "spread", "bias", "source")
 
 
 @dataclass(frozen=True)
@@ -147,31 +147,32 @@ def _changed(
     graph: Graph, matches: Matches, nodes: Nodes, known: Durations, change: Change, chosen: np.ndarray
 ) -> Durations:
     """``known`` with ``change`` made to the ``chosen`` nodes, whose source is PLANNED from then on."""
-    own, tail, spread, source = (flat(getattr(known, name), known.row).copy() for name in FIELDS)
+    own, tail, spread, bias, source = (flat(getattr(known, name), known.row).copy() for name in FIELDS)
     if change.how == "scale":
-        for column in (own, tail, spread):
+        for column in (own, tail, spread, bias):
             column[chosen] = np.rint(column[chosen] * float(change.amount))
     elif change.how == "delay":
         own[chosen] += int(change.amount)
     elif change.how == "set" or change.amount == "comm":
-        own[chosen], tail[chosen], spread[chosen] = int(change.amount if change.how == "set" else 0), 0, 0
+        own[chosen] = int(change.amount if change.how == "set" else 0)
+        tail[chosen] = spread[chosen] = bias[chosen] = 0
     else:
         for number, program in enumerate(graph.programs):
             ranks = np.flatnonzero(graph.ranks.program == number)
             places = matches.base[ranks][:, None] + np.flatnonzero(program.kind != Kind.COMM)
-            for column in (own, spread):
+            for column in (own, spread, bias):
                 column[places] = np.rint(column[places].mean(axis=0))
     source[chosen] = Source.PLANNED
-    return packed(matches.base, own, tail, spread, source)
+    return packed(matches.base, own, tail, spread, bias, source)
 
 
-def packed(base: np.ndarray, own: np.ndarray, tail: np.ndarray, spread: np.ndarray, source: np.ndarray) -> Durations:
-    """Durations from arrays by flat node; ranks with equal ones share a row."""
+def packed(base: np.ndarray, *columns: np.ndarray) -> Durations:
+    """Durations from arrays of FIELDS by flat node; ranks with equal ones share a row."""
     known: dict[bytes, int] = {}
     row = np.zeros(len(base) - 1, np.int32)
-    rows = Durations(row, [], [], [], [])
+    rows = Durations(row, [], [], [], [], [])
     for rank in range(len(row)):
-        part = [column[base[rank] : base[rank + 1]] for column in (own, tail, spread, source)]
+        part = [column[base[rank] : base[rank + 1]] for column in columns]
         row[rank] = known.setdefault(b"".join(column.tobytes() for column in part), len(known))
         if row[rank] == len(rows.own):
             for name, column in zip(FIELDS, part, strict=True):
@@ -186,27 +187,35 @@ def _length(solved: Timeline) -> int:
 
 
 def _half(matches: Matches, before: tuple[Durations, Timeline], after: tuple[Durations, Timeline]) -> float:
-    """Half-width of the gain, in quadrature: two standard errors of its values in the counted iterations; the spread of what
-    only one of the critical paths holds, or holds changed; and as much of it as the iteration time itself is in doubt."""
+    """Half-width of the gain, in quadrature: two standard errors of its values in the counted iterations; the spread and the
+    bias (which add up) of what only one of the critical paths holds, or holds changed; and as much of it as the iteration
+    time itself is in doubt."""
     (_, first), (_, last) = before, after
     count = len(first.iteration_ns)
     if not count or first.interval_ns == UNKNOWN:
         return math.nan
     gains = last.iteration_ns - first.iteration_ns
     between = 2 * float(np.std(gains, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
-    doubt = _on_path(matches, *after) - _on_path(matches, *before)
-    path = math.sqrt(float(np.sum(doubt**2))) / count
+    spread = np.sqrt(np.sum(_differ(matches, "spread", before, after) ** 2))
+    bias = np.sum(np.abs(_differ(matches, "bias", before, after)))
+    path = math.hypot(float(spread), float(bias)) / count
     share = first.interval_ns / max(first.iteration_time_ns, 1)
     return math.hypot(between, path, share * (last.iteration_time_ns - first.iteration_time_ns))
 
 
-def _on_path(matches: Matches, known: Durations, solved: Timeline) -> np.ndarray:
-    """float per flat node: its spread where it is on the critical path, else 0; a match counts at its first member."""
-    found = np.zeros(int(matches.base[-1]))
-    nodes = matches.base[solved.critical[:, 0]] + solved.critical[:, 1]
-    spread = flat(known.spread, known.row)[nodes]
-    match = matches.of_node[nodes]
-    met = match >= 0
-    nodes[met] = matches.members.data[matches.members.offset[match[met]]]
-    found[nodes] = spread
-    return found
+def _differ(
+    matches: Matches, field: str, before: tuple[Durations, Timeline], after: tuple[Durations, Timeline]
+) -> np.ndarray:
+    """float per flat node: by how much more doubt (``field``) it puts in the critical path; a match counts at its first
+    member."""
+    differ = np.zeros(int(matches.base[-1]))
+    for sign, (known, solved) in ((1, after), (-1, before)):
+        found = np.zeros(len(differ))
+        nodes = matches.base[solved.critical[:, 0]] + solved.critical[:, 1]
+        doubt = flat(getattr(known, field), known.row)[nodes]
+        match = matches.of_node[nodes]
+        met = match >= 0
+        nodes[met] = matches.members.data[matches.members.offset[match[met]]]
+        found[nodes] = doubt
+        differ += sign * found
+    return differ

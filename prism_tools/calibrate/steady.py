@@ -115,7 +115,7 @@ def _averaged(graph: Graph, durations: Durations, template: _Template) -> Durati
                 rows.append(given[key[0]].copy())
                 rows[-1][places[template.alike.index(template.number)]] = np.rint(rows[-1][places].mean(axis=0))
         row[rank] = known[key]
-    return Durations(row, own, tail, [], [])
+    return Durations(row, own, tail, [], [], [])
 
 
 def _recurrence(

@@ -101,11 +101,11 @@ def times_monotone(graph: Graph) -> list[str]:
 
 
 def durations_sane(graph: Graph) -> list[str]:
-    """Durations, tails and spreads are not negative."""
+    """Durations, tails and their half-widths are not negative."""
     if graph.durations is None:
         return []
     lines = []
-    for name in ("own", "tail", "spread"):
+    for name in ("own", "tail", "spread", "bias"):
         for k, row in enumerate(getattr(graph.durations, name)):
             bad = np.flatnonzero(row < 0)
             if len(bad):

@@ -146,13 +146,15 @@ class Durations:
     """What each node takes, per timing class: ``row[r]`` (int32[W]) names the rank's row; row arrays have one int64 ns per node.
 
     ``own``: COMPUTE, WAIT, MARK: own time after everything it waits for; COMM: the match's d (the same for all members).
-    ``tail``: COMM: this member's end after the match's first end. ``spread``: half-width, ns. ``source``: schema.Source.
+    ``tail``: COMM: this member's end after the match's first end. ``source``: schema.Source.
+    Half-widths, ns: ``spread`` of what differs each time by chance, ``bias`` of what is wrong by the same each time.
     """
 
     row: np.ndarray
     own: list[np.ndarray]
     tail: list[np.ndarray]
     spread: list[np.ndarray]
+    bias: list[np.ndarray]
     source: list[np.ndarray]
 
 

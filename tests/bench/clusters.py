@@ -179,7 +179,7 @@ def durations(graph, row, seed=0, slow=()):
         row[rank] = len(own) - 1
     zero = {len(o): np.zeros(len(o), np.int64) for o in own}
     real = {len(o): np.full(len(o), Source.REAL, np.uint8) for o in own}
-    return Durations(row, own, *([zero[len(o)] for o in own] for _ in range(2)), [real[len(o)] for o in own])
+    return Durations(row, own, *([zero[len(o)] for o in own] for _ in range(3)), [real[len(o)] for o in own])
 
 
 def _own(program, rng):

@@ -97,7 +97,7 @@ def test_a_probe_is_used_where_members_never_met():
     assert all(got.source[row][3] == Source.PROBE and got.spread[row][3] == 4 for row in got.row)
     graph.probes = probes(Op.ALL_GATHER, 4, 16, 33, [0, 1, 2, 3], spread=4)
     got = durations(graph, find_matches(graph))
-    assert got.spread[0][3] == 4 + 16 and got.source[0][3] == Source.FIT  # half the bytes: half of 33, rounded to even
+    assert (got.spread[0][3], got.bias[0][3], got.source[0][3]) == (4, 16, Source.FIT)  # half the bytes: half of 33, rounded to even
 
 
 def several(*rows):
@@ -112,11 +112,11 @@ def test_between_two_probes_is_a_line():
     finder = Finder(several((16, 100, 3), (80, 180, 5), (8, 90, 1), (400, 9000, 9)))
     key = Key(Op.ALL_GATHER, DTYPES.index("float32"), Reduce.NONE, 4, 32)
     found = finder.find(key)
-    assert (found.duration, found.spread, found.source) == (120, 5 + 30, Source.FIT)
+    assert (found.duration, found.spread, found.bias, found.source) == (120, 5, 30, Source.FIT)
     found = finder.find(replace(key, bytes=800))  # beyond the largest: at worst twice as long
-    assert (found.duration, found.spread, found.source) == (9000, 9 + 4500, Source.FIT)
+    assert (found.duration, found.spread, found.bias, found.source) == (9000, 9, 4500, Source.FIT)
     found = finder.find(replace(key, bytes=80))
-    assert (found.duration, found.spread, found.source) == (180, 5, Source.PROBE)
+    assert (found.duration, found.spread, found.bias, found.source) == (180, 5, 0, Source.PROBE)
     assert finder.find(replace(key, size=8)) is None and finder.find(replace(key, op=Op.BARRIER)) is None
 
 
@@ -221,7 +221,7 @@ def test_what_clocks_do_not_show_of_a_member_is_in_doubt(error, unseen):
     graph.timing.clock_error[:] = error
     got = durations(graph, find_matches(graph))
     assert [(int(got.own[row][1]), int(got.tail[row][1])) for row in got.row] == [(80, 0)] * 2
-    assert [int(got.spread[row][1]) for row in got.row] == [unseen, 12]
+    assert [(int(got.spread[row][1]), int(got.bias[row][1])) for row in got.row] == [(12, unseen), (12, 0)]
 
 
 def test_members_of_one_run_disagree_between_iterations():

@@ -119,6 +119,8 @@ def test_the_half_width_is_of_what_differs():
     graph.timeline.interval_ns = 0
     assert plan(graph, [change("scale", "1=0.5")])[1].half == pytest.approx(math.hypot(3, 3) / 2)
     assert plan(graph, [change("delay", "1=7")])[1].half == 0, "the span is as much in doubt before as after"
+    graph.durations.bias[1][[4, 8]] = 6  # wrong by the same each time: adds up
+    assert plan(graph, [change("scale", "1=0.5")])[1].half == pytest.approx(math.hypot(math.hypot(3, 3), 3 + 3) / 2)
     graph.timeline.interval_ns = 19  # half an iteration
     assert plan(graph, [change("delay", "1=8")])[1].half == 4
 

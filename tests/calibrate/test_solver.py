@@ -23,8 +23,8 @@ def given_durations(own, tail=None):
     """Durations with one row a rank."""
     own = [np.array(row, np.int64) for row in own]
     tail = [np.array(row, np.int64) for row in tail] if tail else [row * 0 for row in own]
-    zero = [row * 0 for row in own]
-    return Durations(np.arange(len(own), dtype=np.int32), own, tail, zero, zero)
+    spread, bias, source = ([row * 0 for row in own] for _ in range(3))
+    return Durations(np.arange(len(own), dtype=np.int32), own, tail, spread, bias, source)
 
 
 def solved(graph, own, tail=None):

@@ -218,6 +218,7 @@ def add_results(graph: Graph) -> None:
         [np.full(n, 100, np.int64) for n in lengths],
         [np.full(n, 3, np.int64) for n in lengths],
         [np.full(n, 9, np.int64) for n in lengths],
+        [np.full(n, 2, np.int64) for n in lengths],
         [np.full(n, Source.REAL, np.uint8) for n in lengths],
     )
     # All ranks in step: node k starts at k * 1000 and ends just before k + 1 does; waits go unnoticed.
