@@ -106,8 +106,8 @@ class Finder:
         return Found(duration, probes.tails[row], probes.issue[row], spread, bias, source)
 
     def _between(self, less: int, more: int, size: int) -> tuple[int, int, int]:
-        """Duration, spread and bias, ns, of ``size`` bytes on the line through two rows. More bytes never take less: midway the truth
-        may lie anywhere between the two, near one of them only near it."""
+        """Duration, spread and bias, ns, of ``size`` bytes on the line through two rows. More bytes never take less: midway the
+        truth may lie anywhere between the two, near one of them only near it."""
         probes = self._probes
         assert probes is not None
         share = (size - int(probes.bytes[less])) / (int(probes.bytes[more]) - int(probes.bytes[less]))

@@ -97,7 +97,7 @@ def test_a_probe_is_used_where_members_never_met():
     assert all(got.source[row][3] == Source.PROBE and got.spread[row][3] == 4 for row in got.row)
     graph.probes = probes(Op.ALL_GATHER, 4, 16, 33, [0, 1, 2, 3], spread=4)
     got = durations(graph, find_matches(graph))
-    assert (got.spread[0][3], got.bias[0][3], got.source[0][3]) == (4, 16, Source.FIT)  # half the bytes: half of 33, rounded to even
+    assert (got.spread[0][3], got.bias[0][3], got.source[0][3]) == (4, 16, Source.FIT)  # half of 33, rounded to even
 
 
 def several(*rows):
