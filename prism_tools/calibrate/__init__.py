@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from prism_tools.calibrate.alike import alike
 from prism_tools.calibrate.durations import durations
+from prism_tools.calibrate.measured import read_rows
 from prism_tools.calibrate.schedule import timeline
 from prism_tools.calibrate.steady import steady_state
 from prism_tools.errors import PrismError
@@ -27,7 +29,11 @@ def calibrate(graph: Graph) -> Graph:
     """
     if backwards := times_monotone(graph):
         raise PrismError(f"{backwards[0]}; a clock went backwards, run prism-slice again")
-    known = durations(graph, find_matches(graph)) if graph.timing or not graph.durations else graph.durations
+    if graph.durations is not None and graph.timing is None:
+        known = graph.durations
+    else:
+        measured = read_rows(graph)
+        known = durations(graph, find_matches(graph, classes=classes_of(graph, alike(graph, measured))), measured)
     matches = find_matches(graph, classes=_classes(graph, known))
     order = dependency_order(graph, matches)
     solved = timeline(graph, matches, order, known)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from prism_tools.calibrate.entries import Entries
 from prism_tools.graph.model import Graph, Probes
-from prism_tools.graph.releases import root_of
 from prism_tools.graph.schema import Op, Source
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Found:
-    """A probe's answer: duration, tails and cost of issuing by group rank (sender, receiver), and half-widths, ns.
+    """A probe's answer: duration, tails and cost of issuing by place (Entries.place), and half-widths, ns.
 
     ``source``: PROBE if just this operation was measured, by as many processes as it has members; else FIT.
     """
@@ -42,24 +42,13 @@ class Found:
     source: Source
 
 
-def key_of(graph: Graph, matches: Matches, match: int) -> Key:
-    """The key of ``match``. Bytes: for all_to_all the mean over members of what they contribute, else the largest
-    contribution (a receiver's is 0, and a non-root's may be)."""
-    members = matches.members[match]
-    places = [(matches.rank_of(member), matches.node_of(member)) for member in members]
-    contributed = [int(graph.values_of(rank).bytes[node]) for rank, node in places]
-    rank, node = places[0]
-    program = graph.program_of(rank)
-    op = Op(int(program.op[node]))
-    amount = round(sum(contributed) / len(contributed)) if op == Op.ALL_TO_ALL else max(contributed)
-    op = Op.SEND if op == Op.RECV else op
-    return Key(op, int(program.dtype[node]), int(program.reduce[node]), len(members), amount)
-
-
-def turned(graph: Graph, matches: Matches, match: int, tails: np.ndarray) -> np.ndarray:
-    """``tails``, measured with root 0, for the members of ``match`` in group-rank order."""
-    root = root_of(graph, matches, match)
-    return np.roll(tails, matches.members[match].tolist().index(root[0])) if root else tails
+def keys_of(graph: Graph, matches: Matches, entries: Entries) -> tuple[list[Key], np.ndarray]:
+    """The distinct keys of all matches, and which is whose: int64[M]."""
+    first = [entries.column(graph, name)[entries.first] for name in ("dtype", "reduce")]
+    op = np.where(matches.op == Op.RECV, Op.SEND, matches.op).astype(np.int64)
+    columns = np.stack([op, *first, entries.size, entries.bytes(graph, matches)], 1)
+    distinct, back = np.unique(columns, axis=0, return_inverse=True)
+    return [Key(*row) for row in distinct.tolist()], back.reshape(-1)
 
 
 class Finder:

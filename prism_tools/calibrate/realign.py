@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism_tools.calibrate.durations import durations
+from prism_tools.calibrate.entries import Entries
 from prism_tools.calibrate.measured import read_rows
 from prism_tools.calibrate.planning import FIELDS, Gain, Planner, packed
-from prism_tools.calibrate.probes import key_of
+from prism_tools.calibrate.probes import keys_of
 from prism_tools.errors import PrismError
 from prism_tools.graph.equations import flat
 from prism_tools.graph.model import Graph, Probes, Timing
@@ -63,16 +64,15 @@ def _anew(
     anew = np.repeat(of_rank, np.diff(matches.base))
     now, before = flat(source, row), flat(old.durations.source, old.durations.row)
     probed = set(zip(*(_keys(probes)), strict=True)) if probes is not None else set()
-    for match in range(len(matches)):
-        members = matches.members[match]
-        which = [matches.rank_of(member) for member in members]
-        kind, known = int(now[members[0]]), int(before[members[0]])
-        if kind == Source.PROBE:
-            key = key_of(joined, matches, match)
-            fresh = (key.op, key.dtype, key.reduce, key.size, key.bytes) in probed and known != Source.REAL
-        else:
-            fresh = bool(of_rank[which].all()) and (kind == Source.REAL or known == kind)
-        anew[members] = fresh
+    entries = Entries(joined, matches)
+    keys, key = keys_of(joined, matches, entries)
+    first = matches.members.data[entries.first]
+    kind, known = now[first], before[first]
+    found = np.array([tuple(getattr(k, name) for name in PROBED) in probed for k in keys], bool)[key]
+    all_new = np.logical_and.reduceat(of_rank[entries.rank], entries.first) if len(matches) else found
+    real = all_new & ((kind == Source.REAL) | (known == kind))
+    fresh = np.where(kind == Source.PROBE, found & (known != Source.REAL), real)
+    anew[entries.flat] = fresh[entries.match]
     return anew
 
 

@@ -1,10 +1,12 @@
 """Slices at solved times, and slices whose runs differ."""
 
+import argparse
 import re
 
 import pytest
 
 from prism_tools.calibrate import calibrate
+from prism_tools.cli.slice import _usual_passes
 from prism_tools.graph import file
 from prism_tools.graph.check import check
 from prism_tools.slicing.noise import spreads
@@ -47,6 +49,23 @@ def test_a_calibrated_graph_is_sliced_at_its_times(twice, tmp_path):
     part = file.read(tmp_path / "part.h5")
     assert part.timing.rank.tolist() == [0] and (part.stage, part.durations, part.timeline) == ("sliced", None, None)
     assert part.timing.iteration_ns[0][1:].mean() > 0.5 * LATE
+
+
+@pytest.mark.parametrize(
+    "device, options, passes",
+    [
+        ("cuda", {}, 2),
+        ("cuda", {"index": 0}, 1),
+        ("cuda", {"no_probe": True}, 1),
+        ("cpu", {}, 1),
+        ("pretend-cuda", {}, 1),
+    ],
+)
+def test_gpus_are_measured_twice_where_that_is_possible(device, options, passes):
+    graph = build(1, {"world": [0]}, lambda rank: [compute()])
+    graph.launch.device = device
+    said = {"index": None, "ranks": None, "no_probe": False, **options}
+    assert _usual_passes(graph, argparse.Namespace(**said)) == passes
 
 
 @pytest.mark.parametrize(
