@@ -200,7 +200,7 @@ def test_ranks_may_have_other_numbers(seed):
     was = np.argsort(name)
     members = Ragged.from_rows([name[row] for row in graph.groups.members], np.int32)
     columns = {field: getattr(graph.ranks, field)[was] for field in ("program", "values", "local_rank", "node")}
-    ranks = replace(graph.ranks, slots=[graph.ranks.slots[rank] for rank in was], **columns)
+    ranks = replace(graph.ranks, slots=Ragged.from_rows([graph.ranks.slots[rank] for rank in was], np.int32), **columns)
     other = replace(graph, ranks=ranks, groups=replace(graph.groups, members=members))
     first, second = (
         np.concatenate(solve(each, matches, dependency_order(each, matches), known)[1])
