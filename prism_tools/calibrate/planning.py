@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
 
 FIELDS = ("own", "tail", "spread", "source")
+MOST = 1e18  # ns that all durations may add up to: so long are sums, and cycles of the steady state, within int64
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,10 @@ def _chosen(nodes: Nodes, change: Change) -> np.ndarray:
     chosen = nodes.select(change.selector)
     if change.how == "delay" and change.selector.terms.keys() <= {"rank", "iteration"}:
         chosen = _first_spans(nodes, chosen)
+        if not chosen.any():
+            raise PrismError(
+                f"{change.text}: no compute span in an iteration of these ranks; select what to delay by kind=…"
+            )
     return chosen
 
 
@@ -150,7 +155,7 @@ def _changed(
     own, tail, spread, source = (flat(getattr(known, name), known.row).copy() for name in FIELDS)
     if change.how == "scale":
         for column in (own, tail, spread):
-            column[chosen] = np.rint(column[chosen] * float(change.amount))
+            column[chosen] = np.minimum(np.rint(column[chosen] * float(change.amount)), 2 * MOST)
     elif change.how == "delay":
         own[chosen] += int(change.amount)
     elif change.how == "set" or change.amount == "comm":
@@ -161,6 +166,10 @@ def _changed(
             places = matches.base[ranks][:, None] + np.flatnonzero(program.kind != Kind.COMM)
             for column in (own, spread):
                 column[places] = np.rint(column[places].mean(axis=0))
+    if own.sum(dtype=float) + tail.sum(dtype=float) > MOST:
+        raise PrismError(
+            f"{change.text}: makes durations of {MOST / 1e9:,.0f} s and more; give a smaller factor or time"
+        )
     source[chosen] = Source.PLANNED
     return packed(matches.base, own, tail, spread, source)
 
