@@ -13,6 +13,7 @@ from prism_tools.calibrate.planning import FIELDS, Gain, Planner, packed
 from prism_tools.calibrate.probes import key_of
 from prism_tools.errors import PrismError
 from prism_tools.graph.equations import flat
+from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Graph, Probes, Timing
 from prism_tools.graph.names import callsite_text, op_text, ranks_text
 from prism_tools.graph.schema import P2P, Kind, Op, Source
@@ -39,6 +40,7 @@ def realign(graph: Graph, new: Graph, name: str) -> tuple[Graph, Gain]:
     joined = replace(graph, timing=_timing(graph.timing, new.timing), probes=_probes(graph.probes, new.probes))
     planner = Planner(graph)
     matches = planner.matches
+    _check_met(graph, matches, new, name)
     fresh = durations(joined, matches)
     anew = _anew(joined, matches, set(new.timing.rank.tolist()), new.probes, graph, fresh.source, fresh.row)
     columns = [
@@ -124,11 +126,38 @@ def _check_same(graph: Graph, new: Graph, name: str) -> None:
             known[key] = _first_difference(graph, new, rank)
         node = known[key] if known[key] >= 0 else _other_group(graph, new, rank)
         if node >= 0:
-            number = int(np.count_nonzero(graph.program_of(rank).kind[:node] == Kind.COMM))
-            raise PrismError(
-                f"{name}: another program: rank {rank} differs at operation {number}: {_what(new, rank, node)} there, "
-                f"{_what(graph, rank, node)} here; record and slice it from the beginning"
-            )
+            raise _differs(graph, rank, node, name, _what(new, rank, node), _what(graph, rank, node))
+
+
+def _check_met(graph: Graph, matches: Matches, new: Graph, name: str) -> None:
+    """PrismError naming the first operation that has other counterparts in ``new``: tags may say so."""
+    try:
+        others = find_matches(new)
+    except PrismError as error:
+        raise PrismError(f"{name}: {error}") from None
+    met = np.flatnonzero(matches.of_node >= 0)  # these are all that communicate, in both
+    first = [each.members.data[each.members.offset[each.of_node[met]]] for each in (matches, others)]
+    for flat_node in met[first[0] != first[1]][:1].tolist():
+        texts = []
+        for each in (others, matches):
+            them = [member for member in each.members[each.of_node[flat_node]].tolist() if member != flat_node]
+            texts.append(f"it meets {', '.join(_place_text(graph, matches, member) for member in them)}")
+        raise _differs(graph, matches.rank_of(flat_node), matches.node_of(flat_node), name, *texts)
+
+
+def _place_text(graph: Graph, matches: Matches, flat_node: int) -> str:
+    rank, node = matches.rank_of(flat_node), matches.node_of(flat_node)
+    return f"rank {rank}'s operation {_number(graph, rank, node)}"
+
+
+def _number(graph: Graph, rank: int, node: int) -> int:
+    """How many operations of ``rank`` come before ``node``."""
+    return int(np.count_nonzero(graph.program_of(rank).kind[:node] == Kind.COMM))
+
+
+def _differs(graph: Graph, rank: int, node: int, name: str, there: str, here: str) -> PrismError:
+    where = f"{name}: another program: rank {rank} differs at operation {_number(graph, rank, node)}"
+    return PrismError(f"{where}: {there} there, {here} here; record and slice it from the beginning")
 
 
 def _first_difference(graph: Graph, new: Graph, rank: int) -> int:

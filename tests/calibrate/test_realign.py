@@ -183,6 +183,33 @@ def test_edges_belong_to_the_program():
         realign(calibrate(old), new, "new.h5")
 
 
+def test_who_meets_whom_belongs_to_the_program():
+    """Rank 1 receives two messages, in the order of their tags or in the other."""
+
+    def job(*tags):
+        def nodes(rank):
+            mine = [
+                comm("recv" if rank else "send", "world", 64, peer=1 - rank, tag=tag) for tag in tags[2 * rank :][:2]
+            ]
+            return [compute(), mine[0], compute(), mine[1], step()]
+
+        graph = build(2, {"world": [0, 1]}, nodes)
+        add_timing(graph, {rank: [(k, k, k, k + 1) for k in range(5)] for rank in range(2)})
+        return graph
+
+    realign(calibrate(job(1, 2, 1, 2)), job(3, 4, 3, 4), "new.h5")
+    with pytest.raises(PrismError) as error:
+        realign(calibrate(job(1, 2, 1, 2)), job(1, 2, 2, 1), "new.h5")
+    assert str(error.value) == (
+        "new.h5: another program: rank 1 differs at operation 0: it meets rank 0's operation 1 there, it meets rank 0's "
+        "operation 0 here; record and slice it from the beginning"
+    )
+    with pytest.raises(
+        PrismError, match="^new.h5: rank 0 send to rank 1 on world, node 1 .*: rank 1 has no receive for"
+    ):
+        realign(calibrate(job(1, 2, 1, 2)), job(3, 2, 1, 2), "new.h5")
+
+
 def test_what_is_missing_is_said():
     with pytest.raises(
         PrismError, match="not calibrated yet, so there is nothing to re-align; run prism-calibrate first"

@@ -54,6 +54,11 @@ def test_what_cannot_be_solved_is_one_line(graph, tmp_path):
     assert not (tmp_path / "out.h5").exists()
 
 
+def test_standard_input_is_one_graph(tmp_path):
+    error = tools.run("calibrate", "--realign", "-", "-o", "out.h5", cwd=tmp_path, expect=2).stderr
+    assert error == "prism-calibrate: --realign -: standard input cannot be both graphs; name one of them\n"
+
+
 def test_durations_without_measurements_are_solved(tmp_path):
     graph = clusters.build(clusters.Cluster())
     graph.durations = clusters.durations(graph, np.arange(graph.world_size))
