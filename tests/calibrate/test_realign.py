@@ -205,7 +205,7 @@ def test_who_meets_whom_belongs_to_the_program():
         "operation 0 here; record and slice it from the beginning"
     )
     with pytest.raises(
-        PrismError, match="^new.h5: rank 0 send to rank 1 on world, node 1 .*: rank 1 has no receive for"
+        PrismError, match="^new.h5: rank 1 recv from rank 0 on world, node 1 .*: rank 0 has no send for it "
     ):
         realign(calibrate(job(1, 2, 1, 2)), job(3, 2, 1, 2), "new.h5")
 
