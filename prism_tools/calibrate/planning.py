@@ -14,6 +14,7 @@ from prism_tools.calibrate.schedule import timeline
 from prism_tools.calibrate.selectors import Nodes, Selector
 from prism_tools.calibrate.steady import steady_state
 from prism_tools.errors import PrismError
+from prism_tools.graph.check import refuse_backwards
 from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import find_matches
@@ -58,13 +59,14 @@ class Planner:
     """A graph, solved again and again with other durations."""
 
     def __init__(self, graph: Graph) -> None:
-        """The durations of a calibrated graph are its own, those of any other come from its measurements."""
+        """The durations of a calibrated graph are its own, those of any other come from its measurements, if it has any."""
         self.graph = graph
         self.matches = find_matches(graph)
         self._order = dependency_order(graph, self.matches)
         known, solved = graph.durations, graph.timeline
         if graph.stage in ("bare", "sliced") or known is None or solved is None:
-            known = durations(graph, self.matches)
+            refuse_backwards(graph)
+            known = durations(graph, self.matches) if graph.timing or not known else known
             solved = timeline(graph, self.matches, self._order, known)
         self.durations: Durations = known
         self._first, self._solved = (known, solved), solved

@@ -12,6 +12,7 @@ from prism_tools.calibrate.measured import read_rows
 from prism_tools.calibrate.planning import FIELDS, Gain, Planner, packed
 from prism_tools.calibrate.probes import key_of
 from prism_tools.errors import PrismError
+from prism_tools.graph.check import refuse_backwards
 from prism_tools.graph.equations import flat
 from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Graph, Probes, Timing
@@ -37,6 +38,7 @@ def realign(graph: Graph, new: Graph, name: str) -> tuple[Graph, Gain]:
     _check_same(graph, new, name)
     if new.timing is None or not len(new.timing.rank):
         raise PrismError(f"{name}: nothing was measured; run prism-slice first")
+    refuse_backwards(new, name)
     joined = replace(graph, timing=_timing(graph.timing, new.timing), probes=_probes(graph.probes, new.probes))
     planner = Planner(graph)
     matches = planner.matches
