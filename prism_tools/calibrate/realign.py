@@ -121,12 +121,16 @@ def _check_same(graph: Graph, new: Graph, name: str) -> None:
     groups may differ: the program was edited."""
     if graph.world_size != new.world_size:
         raise PrismError(f"{name}: a program of {new.world_size} ranks, not {graph.world_size}; record it with as many")
-    known: dict[tuple[int, ...], int] = {}
+    known: dict[tuple[int, ...], int] = {}  # thousands of ranks may have values of their own, but share a program
     for rank in range(graph.world_size):
-        key = tuple(int(column[rank]) for g in (graph, new) for column in (g.ranks.program, g.ranks.values))
+        programs = tuple(int(g.ranks.program[rank]) for g in (graph, new))
+        key = (*programs, *(int(g.ranks.values[rank]) for g in (graph, new)))
+        if programs not in known:
+            known[programs] = _first_difference(graph, new, rank)
         if key not in known:
-            known[key] = _first_difference(graph, new, rank)
-        node = known[key] if known[key] >= 0 else _other_group(graph, new, rank)
+            known[key] = _other_bytes(graph, new, rank)
+        found = [known[each] for each in (programs, key) if known[each] >= 0]
+        node = min(found) if found else _other_group(graph, new, rank)
         if node >= 0:
             raise _differs(graph, rank, node, name, _what(new, rank, node), _what(graph, rank, node))
 
@@ -163,20 +167,26 @@ def _differs(graph: Graph, rank: int, node: int, name: str, there: str, here: st
 
 
 def _first_difference(graph: Graph, new: Graph, rank: int) -> int:
-    """The first node of ``rank`` that is not the same, -1 if all are."""
+    """The first node of ``rank`` that is not the same, whatever its bytes, -1 if all are."""
     a, b = graph.program_of(rank), new.program_of(rank)
     length = min(len(a), len(b))
     differ = np.zeros(length, bool)
     for column in SAME:
         differ |= a.columns[column][:length] != b.columns[column][:length]
     differ |= np.array(graph.lanes)[a.lane[:length]] != np.array(new.lanes)[b.lane[:length]]
-    differ |= graph.values_of(rank).bytes[:length] != new.values_of(rank).bytes[:length]
     if differ.any():
         return int(np.argmax(differ))
     if len(a) != len(b):
         return length
     here, there = ({tuple(edge) for edge in program.edges.tolist()} for program in (a, b))
     return min((max(edge) for edge in here ^ there), default=-1)
+
+
+def _other_bytes(graph: Graph, new: Graph, rank: int) -> int:
+    """The first node of ``rank`` that has other bytes in ``new``, -1 if there is none."""
+    here, there = graph.values_of(rank).bytes, new.values_of(rank).bytes
+    length = min(len(here), len(there))
+    return int(next(iter(np.flatnonzero(here[:length] != there[:length])), -1))
 
 
 def _other_group(graph: Graph, new: Graph, rank: int) -> int:
