@@ -15,7 +15,7 @@ from prism_tools.errors import PrismError
 from prism_tools.graph.check import refuse_backwards
 from prism_tools.graph.equations import flat
 from prism_tools.graph.match import find_matches
-from prism_tools.graph.model import Graph, Probes, Timing
+from prism_tools.graph.model import Graph, Memory, Probes, Timing
 from prism_tools.graph.names import callsite_text, op_text, ranks_text
 from prism_tools.graph.schema import P2P, Kind, Op, Source
 
@@ -54,7 +54,7 @@ def realign(graph: Graph, new: Graph, name: str) -> tuple[Graph, Gain]:
     ranks = ranks_text(new.timing.rank.tolist())
     planner.step(f"ranks {ranks} measured anew in {name}", packed(matches.base, *columns), anew)
     solved, gain = planner.result()
-    return replace(solved, timing=joined.timing, probes=joined.probes), gain
+    return replace(solved, timing=joined.timing, probes=joined.probes, memory=_memory(graph.memory, new.memory)), gain
 
 
 def _anew(
@@ -101,6 +101,15 @@ def _probes(old: Probes | None, new: Probes | None) -> Probes | None:
         return new or old
     known = set(zip(*_keys(new), strict=True))
     kept = [k for k, key in enumerate(zip(*_keys(old), strict=True)) if key not in known]
+    return _joined(old, np.array(kept, np.int64), new)
+
+
+def _memory(old: Memory | None, new: Memory | None) -> Memory | None:
+    """The rows of both; of a rank's peaks in one stage, that of ``new``."""
+    if old is None or new is None:
+        return new or old
+    anew = set(zip(new.rank.tolist(), new.stage, strict=True))
+    kept = [k for k, key in enumerate(zip(old.rank.tolist(), old.stage, strict=True)) if key not in anew]
     return _joined(old, np.array(kept, np.int64), new)
 
 

@@ -11,7 +11,7 @@ from prism_tools.calibrate.realign import realign
 from prism_tools.calibrate.selectors import parse_selector
 from prism_tools.errors import PrismError
 from prism_tools.graph.check import check
-from prism_tools.graph.model import Probes
+from prism_tools.graph.model import Memory, Probes
 from prism_tools.graph.schema import Kind, Op, Reduce, Source
 from tests.graph.builder import add_timing, build, comm, compute, differences, step, wait
 
@@ -208,6 +208,19 @@ def test_who_meets_whom_belongs_to_the_program():
         PrismError, match="^new.h5: rank 1 recv from rank 0 on world, node 1 .*: rank 0 has no send for it "
     ):
         realign(calibrate(job(1, 2, 1, 2)), job(3, 2, 1, 2), "new.h5")
+
+
+def test_peaks_of_what_was_measured_anew_are_new():
+    def with_peaks(graph, ranks, peak):
+        rss = np.array(ranks) * 10 + peak
+        graph.memory = Memory(np.array(ranks, np.int32), rss, rss * 0 - 1, rss * 0 - 1, ["slice"] * len(ranks))
+        return graph
+
+    old = calibrate(with_peaks(alone(train(), {0: 100, 1: 120}), [0, 1], 500))
+    new = with_peaks(alone(train(), {1: 60}), [1], 700)
+    memory = realign(old, new, "new.h5")[0].memory
+    assert (memory.rank.tolist(), memory.rss.tolist(), memory.stage) == ([0, 1], [500, 710], ["slice"] * 2)
+    assert realign(old, alone(train(), {1: 60}), "new.h5")[0].memory.rss.tolist() == [500, 510]
 
 
 def test_what_is_missing_is_said():
