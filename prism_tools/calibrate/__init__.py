@@ -11,8 +11,7 @@ from prism_tools.calibrate.durations import durations
 from prism_tools.calibrate.measured import read_rows
 from prism_tools.calibrate.schedule import timeline
 from prism_tools.calibrate.steady import steady_state
-from prism_tools.errors import PrismError
-from prism_tools.graph.check import times_monotone
+from prism_tools.graph.check import refuse_backwards
 from prism_tools.graph.classes import Classes, classes_of
 from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Durations, Graph
@@ -27,8 +26,7 @@ def calibrate(graph: Graph) -> Graph:
     A graph that was never measured but has durations is solved with these. PrismError if there is neither for some
     rank, a measured clock went backwards, or the graph has no consistent order.
     """
-    if backwards := times_monotone(graph):
-        raise PrismError(f"{backwards[0]}; a clock went backwards, run prism-slice again")
+    refuse_backwards(graph)
     if graph.durations is not None and graph.timing is None:
         known = graph.durations
     else:

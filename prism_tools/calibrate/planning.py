@@ -14,6 +14,7 @@ from prism_tools.calibrate.schedule import timeline
 from prism_tools.calibrate.selectors import Nodes, Selector
 from prism_tools.calibrate.steady import steady_state
 from prism_tools.errors import PrismError
+from prism_tools.graph.check import refuse_backwards
 from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import find_matches
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
 
 FIELDS = ("own", "tail", "spread", "bias", "source")
+MOST = 1e18  # ns that all durations may add up to: so long are sums, and cycles of the steady state, within int64
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,14 @@ class Planner:
     """A graph, solved again and again with other durations."""
 
     def __init__(self, graph: Graph) -> None:
-        """The durations of a calibrated graph are its own, those of any other come from its measurements."""
+        """The durations of a calibrated graph are its own, those of any other come from its measurements, if it has any."""
         self.graph = graph
         self.matches = find_matches(graph)
         self._order = dependency_order(graph, self.matches)
         known, solved = graph.durations, graph.timeline
         if graph.stage in ("bare", "sliced") or known is None or solved is None:
-            known = durations(graph, self.matches)
+            refuse_backwards(graph)
+            known = durations(graph, self.matches) if graph.timing or not known else known
             solved = timeline(graph, self.matches, self._order, known)
         self.durations: Durations = known
         self._first, self._solved = (known, solved), solved
@@ -126,6 +129,10 @@ def _chosen(nodes: Nodes, change: Change) -> np.ndarray:
     chosen = nodes.select(change.selector)
     if change.how == "delay" and change.selector.terms.keys() <= {"rank", "iteration"}:
         chosen = _first_spans(nodes, chosen)
+        if not chosen.any():
+            raise PrismError(
+                f"{change.text}: no compute span in an iteration of these ranks; select what to delay by kind=…"
+            )
     return chosen
 
 
@@ -150,7 +157,7 @@ def _changed(
     own, tail, spread, bias, source = (flat(getattr(known, name), known.row).copy() for name in FIELDS)
     if change.how == "scale":
         for column in (own, tail, spread, bias):
-            column[chosen] = np.rint(column[chosen] * float(change.amount))
+            column[chosen] = np.minimum(np.rint(column[chosen] * float(change.amount)), 2 * MOST)
     elif change.how == "delay":
         own[chosen] += int(change.amount)
     elif change.how == "set" or change.amount == "comm":
@@ -162,6 +169,10 @@ def _changed(
             places = matches.base[ranks][:, None] + np.flatnonzero(program.kind != Kind.COMM)
             for column in (own, spread, bias):
                 column[places] = np.rint(column[places].mean(axis=0))
+    if own.sum(dtype=float) + tail.sum(dtype=float) > MOST:
+        raise PrismError(
+            f"{change.text}: makes durations of {MOST / 1e9:,.0f} s and more; give a smaller factor or time"
+        )
     source[chosen] = Source.PLANNED
     return packed(matches.base, own, tail, spread, bias, source)
 

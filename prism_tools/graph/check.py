@@ -100,6 +100,13 @@ def times_monotone(graph: Graph) -> list[str]:
     return lines
 
 
+def refuse_backwards(graph: Graph, name: str = "") -> None:
+    """PrismError if a clock went backwards in what was measured; ``name``: of the file, if several were given."""
+    if backwards := times_monotone(graph):
+        file = f"{name}: " if name else ""
+        raise PrismError(f"{file}{backwards[0]}; a clock went backwards, run prism-slice again")
+
+
 def durations_sane(graph: Graph) -> list[str]:
     """Durations, tails and their half-widths are not negative."""
     if graph.durations is None:

@@ -103,6 +103,25 @@ def test_a_sandbox_keeps_its_own_work():
         plan(example(), [change("set", "op=all_reduce=9")], real=[0, 1])
 
 
+def test_what_int64_does_not_hold_is_refused():
+    """A span of 33 ns, a million times as long three times over."""
+    steps = [change("scale", "kind=compute=1000000")] * 3
+    planned, _ = plan(example(), steps[:2])
+    assert planned.timeline.iteration_time_ns == 33 * 10**12 + 5
+    with pytest.raises(PrismError, match="^--scale kind=compute=1000000: makes durations of 1,000,000,000 s and more"):
+        plan(example(), steps)
+
+
+def test_a_delay_needs_a_span():
+    """The only one is before the iterations."""
+    begin = [compute(), comm("barrier", "world", at="train.py:1 init")]
+    graph = build(1, {"world": [0]}, lambda rank: begin + [comm("barrier", "world", at="train.py:2 go"), step()] * 2)
+    graph = calibrated(graph, given_durations([[5, 1, 2, 0, 2, 0]]))
+    with pytest.raises(PrismError, match="^--delay 0=7: no compute span in an iteration of these ranks; "):
+        plan(graph, [change("delay", "0=7")])
+    assert plan(graph, [change("delay", "kind=comm 0=7")])[1].after == 9
+
+
 def test_without_iterations_the_whole_run_is_compared():
     graph = build(1, {"world": [0]}, lambda rank: [compute(), comm("barrier", "world"), compute()])
     _, gain = plan(calibrated(graph, given_durations([[10, 1, 2]])), [change("scale", "0=0.5")])
