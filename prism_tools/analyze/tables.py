@@ -1,26 +1,26 @@
-"""Tables of ranks, groups and nodes: rows as dictionaries, filtered; analyze/text.py spells them."""
+"""Tables of ranks and nodes: rows as dictionaries, filtered; analyze/text.py spells them."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from prism_tools.analyze.text import Row, cut
-from prism_tools.analyze.waits import held_until, lateness
+from prism_tools.analyze.waits import held_until, timeline_of
 from prism_tools.errors import PrismError
+from prism_tools.graph.alike import timed_alike
 from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted
-from prism_tools.graph.match import Matches, find_matches
+from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph
-from prism_tools.graph.names import callsite_text, op_text, ranks_text
-from prism_tools.graph.schema import DTYPES, P2P, Kind, Op, Source
+from prism_tools.graph.names import callsite_text, op_text
+from prism_tools.graph.schema import DTYPES, P2P, UNKNOWN, Kind, Op, Source
 from prism_tools.graph.semantics import computing_lanes
 
 
-class _Filter:
+class Filter:
     """Which nodes a table looks at; None: all. Names as in the tables; PrismError for what does not exist."""
 
     def __init__(
@@ -35,71 +35,89 @@ class _Filter:
         self.ranks = list(range(graph.world_size)) if ranks is None else sorted(set(ranks))
         for rank in self.ranks:
             graph.check_rank(rank)
-        self.group = None if group is None else [k for k, name in enumerate(graph.groups.name) if name == group]
-        if self.group == []:
+        self.named = np.array([group in (None, name) for name in graph.groups.name], bool)
+        if group is not None and not self.named.any():
             raise PrismError(f"no group {group} (file has {cut(', '.join(graph.groups.name), 60)})")
-        self.iteration = iteration
+        self.group, self.iteration = group, iteration
         self._same = {"op": op and Op[op.upper()], "kind": kind and Kind[kind.upper()], "segment": iteration}
         self._graph = graph
+
+    def named_slots(self, rank: int) -> bytes:
+        """Equal for ranks of which the same slots are chosen."""
+        return self.named[self._graph.ranks.slots[rank]].tobytes() if self.group is not None else b""
 
     def nodes(self, rank: int) -> np.ndarray:
         """The chosen nodes of ``rank``, in order."""
         program = self._graph.program_of(rank)
-        keep = np.full(len(program), rank in self.ranks)
+        keep = np.ones(len(program), bool)
         for column, value in self._same.items():
             if value is not None:
                 keep &= program.columns[column] == value
         if self.group is not None:
-            keep &= np.isin(_group_ids(self._graph, rank), self.group)
+            keep &= np.append(self.named, False)[_group_ids(self._graph, rank)]
         return np.flatnonzero(keep)
 
 
-class _Times:
+class Times:
     """Solved start, end of waiting, and end of each flat node, ns."""
 
     def __init__(self, graph: Graph, matches: Matches) -> None:
-        assert graph.timeline is not None
-        self.start = flat(graph.timeline.start, graph.timeline.row)
+        timeline, lowest = timeline_of(graph), matches.classes.lowest
+        self.start = flat(timeline.start, timeline.row[lowest])
         self.held = held_until(graph, matches)
-        self.end = flat(graph.timeline.end, graph.timeline.row)
+        self.end = flat(timeline.end, timeline.row[lowest])
 
 
 def ranks(graph: Graph, **chosen: Any) -> list[Row]:
     """One row a rank: what it does; with a timeline what it computes, transfers and waits, in the chosen iteration or
     per counted iteration; with memory its peak. ``chosen``: ranks, op, group, iteration, kind."""
-    which = _Filter(graph, **chosen)
-    matches = find_matches(graph, strict=False)
-    times = _Times(graph, matches) if graph.timeline is not None else None
+    which, matches = Filter(graph, **chosen), timed_alike(graph)
+    times = Times(graph, matches) if graph.timeline is not None else None
+    memory = graph.memory and {
+        "rss": _most(graph, graph.memory.rank, graph.memory.rss),
+        "cuda": _most(graph, graph.memory.rank, graph.memory.allocated),
+    }
+    known: dict[tuple[int, int, bytes], Row] = {}
     rows = []
     for rank in which.ranks:
-        program, nodes = graph.program_of(rank), which.nodes(rank)
-        comm = nodes[program.kind[nodes] == Kind.COMM]
-        p2p = int(np.isin(program.op[comm], P2P).sum())
-        row: Row = {
-            "rank": rank,
-            "class": int(graph.ranks.program[rank]),
-            "nodes": len(nodes),
-            "collectives": len(comm) - p2p,
-            "send_recv": p2p,
-            "bytes": int(graph.values_of(rank).bytes[comm].sum()),
-        }
-        if times is not None:
-            row |= _spent(graph, matches, times, rank, nodes, which.iteration is None)
-        if graph.memory is not None:
-            for name, column in (("rss", graph.memory.rss), ("cuda", graph.memory.allocated)):
-                known = column[(graph.memory.rank == rank) & (column >= 0)]
-                if len(known) or name == "rss":
-                    row[f"{name}_bytes"] = int(known.max()) if len(known) else None
+        key = int(matches.classes.of_rank[rank]), int(graph.ranks.values[rank]), which.named_slots(rank)
+        if key not in known:
+            known[key] = _does(graph, matches, times, rank, which)
+        row: Row = {"rank": rank, **known[key]}
+        for name, most in (memory or {}).items():
+            if most[rank] >= 0 or name == "rss":
+                row[f"{name}_bytes"] = int(most[rank]) if most[rank] >= 0 else None
         rows.append(row)
     return rows
 
 
-def _spent(graph: Graph, matches: Matches, times: _Times, rank: int, nodes: np.ndarray, average: bool) -> Row:
+def _most(graph: Graph, rank: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """The largest of ``used`` of each rank, -1: none is known."""
+    most = np.full(graph.world_size, UNKNOWN)
+    np.maximum.at(most, rank, used)
+    return most
+
+
+def _does(graph: Graph, matches: Matches, times: Times | None, rank: int, which: Filter) -> Row:
+    program, nodes = graph.program_of(rank), which.nodes(rank)
+    comm = nodes[program.kind[nodes] == Kind.COMM]
+    p2p = int(np.isin(program.op[comm], P2P).sum())
+    row: Row = {
+        "class": int(graph.ranks.program[rank]),
+        "nodes": len(nodes),
+        "collectives": len(comm) - p2p,
+        "send_recv": p2p,
+        "bytes": int(graph.values_of(rank).bytes[comm].sum()),
+    }
+    return row | (_spent(graph, matches, times, rank, nodes, which.iteration is None) if times is not None else {})
+
+
+def _spent(graph: Graph, matches: Matches, times: Times, rank: int, nodes: np.ndarray, average: bool) -> Row:
     program, count = graph.program_of(rank), 1
     if average and len(counted(graph)):
         nodes = nodes[np.isin(program.segment[nodes], np.array(counted(graph)))]
         count = len(counted(graph))
-    at, kind = nodes + matches.base[rank], program.kind[nodes]
+    at, kind = matches.flat(rank, nodes), program.kind[nodes]
     talking = at[kind == Kind.COMM]
     works = np.isin(program.lane[nodes], computing_lanes(graph.lanes, program.lane))
     computing = at[(kind == Kind.COMPUTE) & works]
@@ -111,54 +129,15 @@ def _spent(graph: Graph, matches: Matches, times: _Times, rank: int, nodes: np.n
     }
 
 
-def groups(graph: Graph, **chosen: Any) -> list[Row]:
-    """One row a group that has a chosen node: operations and bytes; with a timeline its time per member, and who is
-    last in it how often in the counted iterations. ``chosen``: as for ranks."""
-    which = _Filter(graph, **chosen)
-    matches = find_matches(graph, strict=False)
-    times = _Times(graph, matches) if graph.timeline is not None else None
-    wanted = np.zeros(int(matches.base[-1]), bool)
-    contributed = np.zeros(len(wanted), np.int64)
-    for rank in range(graph.world_size):
-        nodes = which.nodes(rank)
-        wanted[matches.base[rank] + nodes] = True
-        contributed[matches.base[rank] + nodes] = graph.values_of(rank).bytes[nodes]
-    late = lateness(graph, matches) if times is not None else None
-    owner = np.repeat(np.arange(len(matches)), np.diff(matches.members.offset))
-    rows = []
-    for group, members in enumerate(graph.groups.members):
-        mine = wanted[matches.members.data] & (matches.group[owner] == group)
-        flats, numbers = matches.members.data[mine], np.unique(owner[mine])
-        if not len(numbers):
-            continue
-        ops = Counter(op_text(int(op)) for op in matches.op[numbers])
-        row: Row = {
-            "group": graph.groups.name[group],
-            "backend": graph.groups.backend[group],
-            "size": len(members),
-            "operations": len(numbers),
-            "mostly": ops.most_common(1)[0][0],
-            "bytes": int(contributed[flats].sum()),
-        }
-        if times is not None and late is not None:
-            row["comm_ns"] = int((times.end - times.held)[flats].sum()) // len(members)
-            row["wait_ns"] = int((times.held - times.start)[flats].sum()) // len(members)
-            last = late.last[np.isin(late.match, numbers) & (late.lag > 0)]
-            ranks = Counter((np.searchsorted(matches.base, last, side="right") - 1).tolist())
-            row["last_rank"], row["last_times"] = ranks.most_common(1)[0] if ranks else (None, 0)
-        rows.append(row | {"members": ranks_text(members)})
-    return rows
-
-
 def nodes(graph: Graph, **chosen: Any) -> list[Row]:
     """One row a node, by rank and program order; with a timeline its times, with durations how they are known.
     ``chosen``: as for ranks."""
-    which = _Filter(graph, **chosen)
-    matches = find_matches(graph, strict=False)
-    times = _Times(graph, matches) if graph.timeline is not None else None
+    which, matches = Filter(graph, **chosen), timed_alike(graph)
+    times = Times(graph, matches) if graph.timeline is not None else None
     rows = []
     for rank in which.ranks:
         program, values, group_of = graph.program_of(rank), graph.values_of(rank), _group_ids(graph, rank)
+        base = int(matches.flat(rank, 0))
         for node in which.nodes(rank).tolist():
             comm = program.kind[node] == Kind.COMM and group_of[node] >= 0
             row: Row = {
@@ -173,7 +152,7 @@ def nodes(graph: Graph, **chosen: Any) -> list[Row]:
                 "dtype": DTYPES[program.dtype[node]] if comm and program.dtype[node] >= 0 else None,
             }
             if times is not None:
-                at = int(matches.base[rank]) + node
+                at = base + node
                 row["start_ns"] = int(times.start[at])
                 row["wait_ns"] = int(times.held[at] - times.start[at])
                 row["end_ns"] = int(times.end[at])

@@ -93,7 +93,7 @@ def _ranks(options: argparse.Namespace) -> None:
 
 
 def _groups(options: argparse.Namespace) -> None:
-    from prism_tools.analyze.tables import groups
+    from prism_tools.analyze.group_table import groups
     from prism_tools.analyze.text import render
 
     print(render(groups(common.read_graph(options)), options.format), end="")

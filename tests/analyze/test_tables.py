@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from prism_tools.analyze.tables import groups, nodes, ranks
+from prism_tools.analyze.group_table import groups
+from prism_tools.analyze.tables import nodes, ranks
 from prism_tools.analyze.text import brief, cut, milliseconds, percent, render, size, with_interval
 from prism_tools.errors import PrismError
 from tests.analyze.example import MS, bare, calibrated, replayed
