@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prism_tools.graph.alike import Seating, Seats
+from prism_tools.graph.alike import Seated, Seating, Seats
 from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import Matches
@@ -16,7 +16,6 @@ from prism_tools.graph.model import Graph
 from prism_tools.graph.names import callsite_text
 from prism_tools.graph.schema import Match
 
-MOST = 2**22  # arrivals looked at at once
 COLUMNS = ("match", "seating", "place", "last", "lag")
 
 
@@ -53,76 +52,32 @@ def lateness(graph: Graph, matches: Matches) -> Lateness:
     """Who came last to every collective, and by how much; where several did, the first by group rank. The median tells
     one straggler from a ragged field, and two stragglers from none. The graph must have a timeline."""
     assert graph.timeline is not None
-    classes, offset, data = matches.classes, matches.members.offset, matches.members.data
+    classes = matches.classes
     start = flat(graph.timeline.start, graph.timeline.row[classes.lowest])
     segment = flat([program.segment for program in graph.programs], graph.ranks.program[classes.lowest])
     chosen, seats = np.array(counted(graph), np.int64), Seats(graph, matches)
     counts = np.isin(segment, chosen) if len(chosen) else np.ones(len(segment), bool)
-    of_class: dict[int, list[tuple[int, Seating]]] = {}
-    seatings: list[Seating] = []
     parts: list[list[np.ndarray]] = [[np.empty(0, np.int64)] * len(COLUMNS)]
-    for number, rows in _batches(matches):
-        if number not in of_class:
-            fresh = seats.seatings(number)
-            of_class[number] = list(enumerate(fresh, len(seatings)))
-            seatings += fresh
-        at = offset[rows][:, None] + np.arange(offset[rows[0] + 1] - offset[rows[0]])
-        for same, seat in _equal_rows(seats.of_member[at]):
-            for seating, members in of_class[number]:
-                column, place = _seated(seat, members.seats)
-                step = max(MOST // max(len(place), 1), 1)
-                for first in range(0, len(same) if len(place) > 1 else 0, step):
-                    some = same[first : first + step]
-                    nodes = data[at[some][:, column]]
-                    kept = counts[nodes[:, 0]]
-                    parts.append(_entries(rows[some][kept], seating, place, nodes[kept], start))
+    for part in seats.seated(np.flatnonzero(matches.kind == Match.COLLECTIVE)):
+        kept = counts[part.nodes[:, 0]]
+        if len(part.place) > 1 and kept.any():
+            parts.append(_entries(part, kept, start))
     columns = [np.concatenate(part) for part in zip(*parts, strict=True)]
     order = np.argsort(columns[0], kind="stable")
     seating_of = np.full(len(graph.groups), -1)
-    for k, seating in enumerate(seatings):
+    for k, seating in enumerate(seats.seatings):
         seating_of[seating.groups] = k
-    return Lateness(*(column[order] for column in columns), seatings, seating_of)
+    return Lateness(*(column[order] for column in columns), seats.seatings, seating_of)
 
 
-def _batches(matches: Matches) -> Iterator[tuple[int, np.ndarray]]:
-    """Class of groups, and its collectives, in order, of which equally many members came."""
-    number, size = matches.classes.of_group[matches.group].astype(np.int64), np.diff(matches.members.offset)
-    rows = np.flatnonzero(matches.kind == Match.COLLECTIVE)
-    key = number[rows] * (int(size.max(initial=0)) + 1) + size[rows]
-    order = np.argsort(key, kind="stable")
-    ends = np.flatnonzero(np.diff(key[order])) + 1
-    for batch in np.split(rows[order], ends) if len(rows) else []:
-        yield int(number[batch[0]]), batch
-
-
-def _equal_rows(table: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Numbers of the rows that are equal, and what they are."""
-    if np.all(table == table[0]):
-        yield np.arange(len(table)), table[0]
-        return
-    distinct, back = np.unique(table, axis=0, return_inverse=True)
-    for k, row in enumerate(distinct):
-        yield np.flatnonzero(back.reshape(-1) == k), row
-
-
-def _seated(came: np.ndarray, seats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each of ``seats`` that came, by place: which of ``came`` it is, and the place."""
-    order = np.argsort(came)
-    at = order[np.minimum(np.searchsorted(came[order], seats), len(came) - 1)]
-    place = np.flatnonzero(came[at] == seats)
-    return at[place], place
-
-
-def _entries(
-    rows: np.ndarray, seating: int, place: np.ndarray, nodes: np.ndarray, start: np.ndarray
-) -> list[np.ndarray]:
-    """The columns of entries, of matches ``rows`` whose members at ``place`` are ``nodes`` (int64[rows, places])."""
+def _entries(part: Seated, kept: np.ndarray, start: np.ndarray) -> list[np.ndarray]:
+    """The columns of the entries of those rows that are ``kept``."""
+    nodes = part.nodes[kept]
     arrival = start[nodes]
-    latest = np.argmax(arrival, axis=1)
-    middle = (nodes.shape[1] - 1) // 2
+    latest, middle = np.argmax(arrival, axis=1), (nodes.shape[1] - 1) // 2
     last = nodes[np.arange(len(nodes)), latest]
     lag = start[last] - np.partition(arrival, middle, axis=1)[:, middle]
-    return [rows, np.full(len(rows), seating), place[latest], last, lag]
+    return [part.rows[kept], np.full(len(nodes), part.number), part.place[latest], last, lag]
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ from prism_tools.graph.equations import flat
 from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Graph
 from prism_tools.graph.schema import P2P, Op
+
+MOST = 2**22  # members listed at once
 
 
 def matches_alike(graph: Graph, *rows: np.ndarray) -> Matches:
@@ -50,14 +53,25 @@ class Seating:
     seats: np.ndarray
 
 
+@dataclass
+class Seated:
+    """Matches ``rows`` (int64[n]) in the groups of seating ``number``: flat ``nodes`` (int64[n, k]) of the k members that
+    came, who are at ``place`` (int64[k])."""
+
+    rows: np.ndarray
+    number: int
+    place: np.ndarray
+    nodes: np.ndarray
+
+
 class Seats:
     """A seat is a class of ranks and the slot in which these have a group: class * ``width`` + slot + 1. ``of_entry``:
     int64, seat of each entry of ``classes.members``; ``of_member``: of each entry of ``matches.members.data``, no two of
-    one match alike."""
+    one match alike. ``seatings``: those that ``seated`` found so far."""
 
     def __init__(self, graph: Graph, matches: Matches) -> None:
-        classes, self._members = matches.classes, matches.classes.members
-        members, nodes = self._members, matches.members.data
+        self._matches, classes = matches, matches.classes
+        members, nodes = classes.members, matches.members.data
         self.width = int(members.slot.max(initial=-1)) + 2
         self.of_entry = classes.of_rank[members.rank].astype(np.int64) * self.width + members.slot + 1
         rank = classes.lowest[np.searchsorted(matches.base, nodes, side="right") - 1]
@@ -66,13 +80,54 @@ class Seats:
         self.of_member = self.of_entry[members.start[group] + members.place(group, rank)]
         self._by_class = np.argsort(classes.of_group, kind="stable")
         self._first = np.searchsorted(classes.of_group[self._by_class], np.arange(len(graph.groups) + 1))
+        self.seatings: list[Seating] = []
+        self._of_class: dict[int, range] = {}
 
-    def seatings(self, number: int) -> list[Seating]:
+    def seated(self, picked: np.ndarray) -> Iterator[Seated]:
+        """The members of the ``picked`` matches, which are collectives, once for each seating of their groups."""
+        offset, data = self._matches.members.offset, self._matches.members.data
+        for number, rows in self._batches(picked):
+            if number not in self._of_class:
+                fresh = self._seatings(number)
+                self._of_class[number] = range(len(self.seatings), len(self.seatings) + len(fresh))
+                self.seatings += fresh
+            at = offset[rows][:, None] + np.arange(offset[rows[0] + 1] - offset[rows[0]])
+            for same, came in equal_rows(self.of_member[at]):
+                for seating in self._of_class[number]:
+                    column, place = _places(came, self.seatings[seating].seats)
+                    for some in np.split(same, np.arange(0, len(same), max(MOST // len(place), 1))[1:]):
+                        yield Seated(rows[some], seating, place, data[at[some]][:, column])
+
+    def _batches(self, picked: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Class of groups, and its matches, in order, of which equally many members came."""
+        number, size = (
+            self._matches.classes.of_group[self._matches.group[picked]],
+            np.diff(self._matches.members.offset),
+        )
+        key = number.astype(np.int64) * (int(size.max(initial=0)) + 1) + size[picked]
+        order = np.argsort(key, kind="stable")
+        ends = np.flatnonzero(np.diff(key[order])) + 1
+        for batch in np.split(order, ends) if len(picked) else []:
+            yield int(number[batch[0]]), picked[batch]
+
+    def _seatings(self, number: int) -> list[Seating]:
         """Of the groups of class ``number``."""
-        groups = self._by_class[self._first[number] : self._first[number + 1]]
-        size = self._members.size[groups[0]]
-        seats = self.of_entry[self._members.start[groups][:, None] + np.arange(size)]
-        if np.all(seats == seats[0]):
-            return [Seating(groups, seats[0])]
-        distinct, back = np.unique(seats, axis=0, return_inverse=True)
-        return [Seating(groups[back.reshape(-1) == k], row) for k, row in enumerate(distinct)]
+        groups, members = self._by_class[self._first[number] : self._first[number + 1]], self._matches.classes.members
+        seats = self.of_entry[members.start[groups][:, None] + np.arange(members.size[groups[0]])]
+        return [Seating(groups[same], row) for same, row in equal_rows(seats)]
+
+
+def equal_rows(table: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each distinct row of ``table``: the numbers of those that are equal to it, ascending, and the row."""
+    if np.all(table == table[0]):
+        return [(np.arange(len(table)), table[0])]
+    distinct, back = np.unique(table, axis=0, return_inverse=True)
+    return [(np.flatnonzero(back.reshape(-1) == k), row) for k, row in enumerate(distinct)]
+
+
+def _places(came: np.ndarray, seats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each of ``seats`` that came, by place: which of ``came`` it is, and the place."""
+    order = np.argsort(came)
+    at = order[np.minimum(np.searchsorted(came[order], seats), len(came) - 1)]
+    place = np.flatnonzero(came[at] == seats)
+    return at[place], place
