@@ -11,9 +11,11 @@ import numpy as np
 
 from prism_tools.calibrate.durations import durations
 from prism_tools.calibrate.schedule import timeline
-from prism_tools.calibrate.selectors import Nodes, Selector
+from prism_tools.calibrate.selectors import Nodes, Selector, told_apart
 from prism_tools.calibrate.steady import steady_state
 from prism_tools.errors import PrismError
+from prism_tools.graph.alike import meetings
+from prism_tools.graph.classes import classes_of, everybody
 from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import find_matches
@@ -56,15 +58,20 @@ class Gain:
 class Planner:
     """A graph, solved again and again with other durations."""
 
-    def __init__(self, graph: Graph) -> None:
-        """The durations of a calibrated graph are its own, those of any other come from its measurements."""
+    def __init__(self, graph: Graph, apart: Sequence[np.ndarray] | None = None) -> None:
+        """The durations of a calibrated graph are its own, those of any other come from its measurements.
+
+        ``apart``: int[W] columns; ranks that are equal in each and take equally long are solved as one, and must stay
+        so. None: every rank by itself.
+        """
         self.graph = graph
-        self.matches = find_matches(graph)
-        self._order = dependency_order(graph, self.matches)
         known, solved = graph.durations, graph.timeline
         if graph.stage in ("bare", "sliced") or known is None or solved is None:
-            known = durations(graph, self.matches)
-            solved = timeline(graph, self.matches, self._order, known)
+            known, solved = durations(graph, find_matches(graph)), None
+        classes = everybody(graph) if apart is None else classes_of(graph, known.row, *apart)
+        self.matches = find_matches(graph, classes=classes)
+        self._order = dependency_order(graph, self.matches)
+        solved = solved or timeline(graph, self.matches, self._order, known)
         self.durations: Durations = known
         self._first, self._solved = (known, solved), solved
         self._parts: list[tuple[str, int, int, int]] = []
@@ -75,9 +82,11 @@ class Planner:
         segments = set(counted(self.graph))
         touched: set[int] = set()
         for path in (self._solved.critical, solved.critical):
-            hit = path[nodes[self.matches.base[path[:, 0]] + path[:, 1]]]
+            hit = path[nodes[self.matches.flat(*path.T)]]
             touched |= {int(self.graph.program_of(rank).segment[node]) for rank, node in hit.tolist()}
-        self._parts.append((text, _length(solved) - _length(self._solved), int(nodes.sum()), len(touched & segments)))
+        ranks = np.bincount(self.matches.classes.of_rank, minlength=len(self.matches.classes))
+        count = int(np.diff(np.append(0, np.cumsum(nodes))[self.matches.base]) @ ranks)
+        self._parts.append((text, _length(solved) - _length(self._solved), count, len(touched & segments)))
         self.durations, self._solved = changed, solved
 
     def result(self) -> tuple[Graph, Gain]:
@@ -86,7 +95,7 @@ class Planner:
         solved, (known, first) = self._solved, self._first
         graph = replace(self.graph, stage="calibrated", durations=self.durations, timeline=solved, steady=steady)
         graph.replay = None  # it was one of the graph before
-        half = _half(self.matches, (known, first), (self.durations, solved))
+        half = _half(self.graph, self.matches, (known, first), (self.durations, solved))
         return graph, Gain(_length(first), _length(solved), half, self._parts, len(first.iteration_ns))
 
 
@@ -96,7 +105,9 @@ def plan(graph: Graph, changes: Sequence[Change], real: Collection[int] = ()) ->
     ``real``: ranks that run for real in a replay: their own spans and what they do among themselves stay as they are.
     PrismError: a selector that selects nothing that can be changed.
     """
-    planner = Planner(graph)
+    selectors = [change.selector for change in changes if change.selector is not None]
+    apart = [column for selector in selectors for column in told_apart(graph, selector)]
+    planner = Planner(graph, [*apart, np.isin(np.arange(graph.world_size), list(real))])
     nodes = Nodes(graph, planner.matches)
     fixed = _fixed(graph, planner.matches, nodes, real)
     for change in changes:
@@ -147,7 +158,8 @@ def _changed(
     graph: Graph, matches: Matches, nodes: Nodes, known: Durations, change: Change, chosen: np.ndarray
 ) -> Durations:
     """``known`` with ``change`` made to the ``chosen`` nodes, whose source is PLANNED from then on."""
-    own, tail, spread, source = (flat(getattr(known, name), known.row).copy() for name in FIELDS)
+    row = known.row[matches.classes.lowest]
+    own, tail, spread, source = (flat(getattr(known, name), row).copy() for name in FIELDS)
     if change.how == "scale":
         for column in (own, tail, spread):
             column[chosen] = np.rint(column[chosen] * float(change.amount))
@@ -156,13 +168,16 @@ def _changed(
     elif change.how == "set" or change.amount == "comm":
         own[chosen], tail[chosen], spread[chosen] = int(change.amount if change.how == "set" else 0), 0, 0
     else:
+        count = np.bincount(matches.classes.of_rank, minlength=len(matches.classes))
         for number, program in enumerate(graph.programs):
-            ranks = np.flatnonzero(graph.ranks.program == number)
-            places = matches.base[ranks][:, None] + np.flatnonzero(program.kind != Kind.COMM)
+            mine = np.flatnonzero(graph.ranks.program[matches.classes.lowest] == number)
+            places = matches.base[mine][:, None] + np.flatnonzero(program.kind != Kind.COMM)
             for column in (own, spread):
-                column[places] = np.rint(column[places].mean(axis=0))
+                column[places] = np.rint(count[mine] @ column[places] / max(count[mine].sum(), 1))
     source[chosen] = Source.PLANNED
-    return packed(matches.base, own, tail, spread, source)
+    changed = packed(matches.base, own, tail, spread, source)
+    changed.row = changed.row[matches.classes.of_rank]
+    return changed
 
 
 def packed(base: np.ndarray, own: np.ndarray, tail: np.ndarray, spread: np.ndarray, source: np.ndarray) -> Durations:
@@ -185,7 +200,9 @@ def _length(solved: Timeline) -> int:
     return max((int(end.max(initial=0)) for end in solved.end), default=0)
 
 
-def _half(matches: Matches, before: tuple[Durations, Timeline], after: tuple[Durations, Timeline]) -> float:
+def _half(
+    graph: Graph, matches: Matches, before: tuple[Durations, Timeline], after: tuple[Durations, Timeline]
+) -> float:
     """Half-width of the gain, in quadrature: two standard errors of its values in the counted iterations; the spread of what
     only one of the critical paths holds, or holds changed; and as much of it as the iteration time itself is in doubt."""
     (_, first), (_, last) = before, after
@@ -194,19 +211,19 @@ def _half(matches: Matches, before: tuple[Durations, Timeline], after: tuple[Dur
         return math.nan
     gains = last.iteration_ns - first.iteration_ns
     between = 2 * float(np.std(gains, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
-    doubt = _on_path(matches, *after) - _on_path(matches, *before)
+    old, new = _on_path(graph, matches, *before), _on_path(graph, matches, *after)
+    doubt = np.array([new.get(place, 0) - old.get(place, 0) for place in old | new], float)
     path = math.sqrt(float(np.sum(doubt**2))) / count
     share = first.interval_ns / max(first.iteration_time_ns, 1)
     return math.hypot(between, path, share * (last.iteration_time_ns - first.iteration_time_ns))
 
 
-def _on_path(matches: Matches, known: Durations, solved: Timeline) -> np.ndarray:
-    """float per flat node: its spread where it is on the critical path, else 0; a match counts at its first member."""
-    found = np.zeros(int(matches.base[-1]))
-    nodes = matches.base[solved.critical[:, 0]] + solved.critical[:, 1]
-    spread = flat(known.spread, known.row)[nodes]
-    match = matches.of_node[nodes]
-    met = match >= 0
-    nodes[met] = matches.members.data[matches.members.offset[match[met]]]
-    found[nodes] = spread
-    return found
+def _on_path(graph: Graph, matches: Matches, known: Durations, solved: Timeline) -> dict[tuple[bool, int, int], int]:
+    """The spread of what is on the critical path: of nodes by (False, rank, node), of matches by (True, *meeting)."""
+    rank, node = solved.critical.T
+    place = np.cumsum([0, *(len(spread) for spread in known.spread)])[known.row[rank]] + node
+    spread = np.concatenate([np.empty(0, np.int64), *known.spread])[place]
+    meeting = meetings(graph, matches, solved.critical)
+    met = meeting[:, 0] >= 0
+    names = np.where(met[:, None], meeting, solved.critical)
+    return dict(zip(zip(met.tolist(), *names.T.tolist(), strict=True), spread.tolist(), strict=True))

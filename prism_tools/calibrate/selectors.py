@@ -64,23 +64,42 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
+def told_apart(graph: Graph, selector: Selector) -> list[np.ndarray]:
+    """int64[W] columns, equal where the selector says the same of ranks, and of their groups."""
+    columns = []
+    if "rank" in selector.terms:
+        columns.append(np.isin(np.arange(graph.world_size), selector.terms["rank"]))
+    if "group" in selector.terms:
+        names = _group_names(graph)
+        named = np.array([_match(names[group], selector.terms["group"]) for group in range(len(graph.groups))], bool)
+        known: dict[bytes, int] = {}
+        columns.append(np.array([known.setdefault(named[slots].tobytes(), len(known)) for slots in graph.ranks.slots]))
+    return columns
+
+
+def _group_names(graph: Graph) -> dict[int, list[str]]:
+    pairs = zip(graph.groups.name, graph.groups.desc, strict=True)
+    return {k: [desc.removeprefix("mesh_") or name, name, desc] for k, (name, desc) in enumerate(pairs)}
+
+
 class Nodes:
-    """All nodes of a graph by flat index, as selectors see them."""
+    """All nodes of a graph by flat index, as selectors see them. Where ranks of a class are taken together, selectors must
+    not tell them apart."""
 
     def __init__(self, graph: Graph, matches: Matches) -> None:
         self.graph = graph
         self._matches = matches
-        everyone = range(graph.world_size)
+        lowest = matches.classes.lowest
         columns = ("kind", "op", "lane", "segment")
         empty = np.empty(0, np.int64)
         self._column = {
-            name: np.concatenate([empty, *(graph.program_of(rank).columns[name] for rank in everyone)])
+            name: np.concatenate([empty, *(graph.program_of(rank).columns[name] for rank in lowest)])
             for name in columns
         }
         self.kind, self.lane, self.segment = (self._column[name] for name in ("kind", "lane", "segment"))
-        self._column["rank"] = self.rank = np.repeat(np.arange(graph.world_size), np.diff(matches.base))
+        self._column["rank"] = self.rank = np.repeat(lowest, np.diff(matches.base))
         sites = [sites_of(program) for program in graph.programs]
-        self._column["callsite"] = np.concatenate([empty, *(sites[p] for p in graph.ranks.program)])
+        self._column["callsite"] = np.concatenate([empty, *(sites[p] for p in graph.ranks.program[lowest])])
         self._column["group"] = np.full(len(self.rank), -1)
         met = np.flatnonzero(matches.of_node >= 0)
         self._column["group"][met] = matches.group[matches.of_node[met]]
@@ -127,8 +146,7 @@ class Nodes:
         if key == "lane":
             return {k: [name] for k, name in enumerate(graph.lanes)}
         if key == "group":
-            pairs = zip(graph.groups.name, graph.groups.desc, strict=True)
-            return {k: [desc.removeprefix("mesh_") or name, name, desc] for k, (name, desc) in enumerate(pairs)}
+            return _group_names(graph)
         sites = np.unique(self._column["callsite"])
         return {k: _site_names(graph.strings[k]) for k in sites[sites >= 0].tolist()}
 
