@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from prism_tools.graph.model import Graph
 from prism_tools.graph.names import callsite_text, op_text
 from prism_tools.graph.schema import DTYPES, P2P, UNKNOWN, Kind, Op, Source
 from prism_tools.graph.semantics import computing_lanes
+
+KINDS, SOURCES = ({int(item): item.name.lower() for item in names} for names in (Kind, Source))
 
 
 class Filter:
@@ -129,37 +131,45 @@ def _spent(graph: Graph, matches: Matches, times: Times, rank: int, nodes: np.nd
     }
 
 
-def nodes(graph: Graph, **chosen: Any) -> list[Row]:
+def nodes(graph: Graph, **chosen: Any) -> Iterator[Row]:
     """One row a node, by rank and program order; with a timeline its times, with durations how they are known.
     ``chosen``: as for ranks."""
     which, matches = Filter(graph, **chosen), timed_alike(graph)
     times = Times(graph, matches) if graph.timeline is not None else None
-    rows = []
-    for rank in which.ranks:
-        program, values, group_of = graph.program_of(rank), graph.values_of(rank), _group_ids(graph, rank)
-        base = int(matches.flat(rank, 0))
-        for node in which.nodes(rank).tolist():
-            comm = program.kind[node] == Kind.COMM and group_of[node] >= 0
-            row: Row = {
-                "rank": rank,
-                "node": node,
-                "iteration": int(program.segment[node]),
-                "kind": Kind(int(program.kind[node])).name.lower(),
-                "op": op_text(int(program.op[node])) if program.op[node] else None,
-                "group": graph.groups.name[group_of[node]] if comm else None,
-                "peer": _partner(graph, rank, node, int(group_of[node])) if comm else None,
-                "bytes": int(values.bytes[node]) if comm else None,
-                "dtype": DTYPES[program.dtype[node]] if comm and program.dtype[node] >= 0 else None,
-            }
-            if times is not None:
-                at = base + node
-                row["start_ns"] = int(times.start[at])
-                row["wait_ns"] = int(times.held[at] - times.start[at])
-                row["end_ns"] = int(times.end[at])
-            if graph.durations is not None:
-                row["source"] = Source(int(graph.durations.source[graph.durations.row[rank]][node])).name.lower()
-            rows.append(row | {"callsite": callsite_text(graph, rank, node) or None})
-    return rows
+    return (row for rank in which.ranks for row in _rows(graph, matches, times, rank, which.nodes(rank)))
+
+
+def _rows(graph: Graph, matches: Matches, times: Times | None, rank: int, at: np.ndarray) -> Iterator[Row]:
+    """The rows of nodes ``at`` of ``rank``."""
+    program, group = graph.program_of(rank), _group_ids(graph, rank)[at]
+    comm = (program.kind[at] == Kind.COMM) & (group >= 0)
+    dtype = np.where(comm, program.dtype[at], -1).tolist()
+    peer = np.full(len(at), -1)
+    for number in np.unique(group[comm]).tolist():
+        here = comm & (group == number)
+        peer[here] = _partners(graph, rank, number, program.peer[at[here]], program.root[at[here]])
+    columns: dict[str, list] = {
+        "node": at.tolist(),
+        "iteration": program.segment[at].tolist(),
+        "kind": [KINDS[kind] for kind in program.kind[at].tolist()],
+        "op": [op_text(op) if op else None for op in program.op[at].tolist()],
+        "group": [graph.groups.name[number] if met else None for number, met in zip(group, comm, strict=True)],
+        "peer": [number if number >= 0 else None for number in peer.tolist()],
+        "bytes": [
+            size if met else None for size, met in zip(graph.values_of(rank).bytes[at].tolist(), comm, strict=True)
+        ],
+        "dtype": [DTYPES[number] if number >= 0 else None for number in dtype],
+    }
+    if times is not None:
+        flats = matches.flat(rank, at)
+        start, held, end = times.start[flats], times.held[flats], times.end[flats]
+        columns |= {"start_ns": start.tolist(), "wait_ns": (held - start).tolist(), "end_ns": end.tolist()}
+    if graph.durations is not None:
+        source = graph.durations.source[graph.durations.row[rank]][at].tolist()
+        columns["source"] = [SOURCES[number] for number in source]
+    columns["callsite"] = [callsite_text(graph, rank, node) or None for node in columns["node"]]
+    for values in zip(*columns.values(), strict=True):
+        yield {"rank": rank, **dict(zip(columns, values, strict=True))}
 
 
 def _group_ids(graph: Graph, rank: int) -> np.ndarray:
@@ -169,9 +179,8 @@ def _group_ids(graph: Graph, rank: int) -> np.ndarray:
     return slots[np.where((slot >= 0) & (slot < len(slots) - 1), slot, len(slots) - 1)]
 
 
-def _partner(graph: Graph, rank: int, node: int, group: int) -> int | None:
-    """Global rank of the peer or the root of a communication node; None if it has neither."""
-    program, members = graph.program_of(rank), graph.groups.members[group]
-    if program.peer[node] >= 0:
-        return int(members[(graph.group_rank(group, rank) + int(program.peer[node])) % len(members)])
-    return int(members[program.root[node]]) if program.root[node] >= 0 else None
+def _partners(graph: Graph, rank: int, group: int, peer: np.ndarray, root: np.ndarray) -> np.ndarray:
+    """Global ranks of the peers or the roots of communication nodes; -1 where one has neither."""
+    members = graph.groups.members[group]
+    place = np.where(peer >= 0, (graph.group_rank(group, rank) + peer) % len(members), np.maximum(root, 0))
+    return np.where((peer >= 0) | (root >= 0), members[place], -1)

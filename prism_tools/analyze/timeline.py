@@ -23,7 +23,9 @@ COLOURS = {
     Op.BROADCAST: "#ff7f0e", Op.SCATTER: "#bcbd22", Op.REDUCE: "#17becf", Op.GATHER: "#8c564b",
     Op.BARRIER: "#d62728", Op.SEND: "#e6a700", Op.RECV: "#a67c00",
 }  # fmt: skip
-TOGETHER = 200  # rectangles in one path; of paths of more than 1,024 corners matplotlib does not align edges with pixels
+TOGETHER = (
+    200  # rectangles in one path; of paths of more than 1,024 corners matplotlib does not align edges with pixels
+)
 MAIN = (0.36, 0.94)  # bottom and top of the main lane's band within a row whose other lanes lie below it
 OTHER = (0.06, 0.32)
 ALONE = (0.08, 0.92)

@@ -101,10 +101,11 @@ def _groups(options: argparse.Namespace) -> None:
 
 def _nodes(options: argparse.Namespace) -> None:
     from prism_tools.analyze.tables import nodes
-    from prism_tools.analyze.text import render
+    from prism_tools.analyze.text import pieces
 
     keep = {name: getattr(options, name) for name in ("op", "group", "iteration", "kind")}
-    print(render(nodes(common.read_graph(options), ranks=options.rank, **keep), options.format), end="")
+    rows = nodes(common.read_graph(options), ranks=options.rank, **keep)
+    sys.stdout.writelines(pieces(rows, options.format))
 
 
 def _payloads(options: argparse.Namespace) -> int:
