@@ -25,19 +25,18 @@ def groups(graph: Graph, **chosen: Any) -> list[Row]:
     seats, wanted = Seats(graph, matches), _wanted(matches, which)
     hit = np.zeros(len(matches), bool)
     hit[matches.of_node[wanted]] = True
-    did, sums = _operations(matches, seats, hit), _sums(graph, matches, seats, wanted)
+    did, sums = _operations(graph, matches, seats, hit), _sums(graph, matches, seats, wanted)
     latest = _latest(lateness(graph, matches), hit) if graph.timeline is not None else None
     rows = []
     for group, members in enumerate(graph.groups.members):
-        counter = did.get(int(matches.classes.of_group[group]))
-        if counter is None:
+        if not did[group]:
             continue
         row: Row = {
             "group": graph.groups.name[group],
             "backend": graph.groups.backend[group],
             "size": len(members),
-            "operations": counter.total(),
-            "mostly": op_text(counter.most_common(1)[0][0]),
+            "operations": did[group].total(),
+            "mostly": op_text(did[group].most_common(1)[0][0]),
             "bytes": int(sums["bytes"][group]),
         }
         if latest is not None:
@@ -64,37 +63,36 @@ def _wanted(matches: Matches, which: Filter) -> np.ndarray:
     return wanted[matches.of_node[wanted] >= 0]
 
 
-def _operations(matches: Matches, seats: Seats, hit: np.ndarray) -> dict[int, Counter[int]]:
-    """Class of groups → how many of each operation are in ``hit`` (bool per match) in one of them, in order."""
-    rows = np.flatnonzero(hit)
-    number, times = matches.classes.of_group[matches.group[rows]], np.ones(len(rows), np.int64)
-    pairs = np.flatnonzero(np.isin(matches.op[rows], P2P))  # one for each member in the sender's seat
-    seat = seats.of_member[matches.members.offset[rows[pairs]]]
-    for one, first in zip(*np.unique(seat, return_index=True), strict=True):
-        members = matches.classes.members
-        start, size = (int(column[matches.group[rows[pairs[first]]]]) for column in (members.start, members.size))
-        times[pairs[seat == one]] = np.count_nonzero(seats.of_entry[start : start + size] == one)
-    found: dict[int, Counter[int]] = {}
-    code, first, back = np.unique(
-        number * 256 + matches.op[rows].astype(np.int64), return_index=True, return_inverse=True
-    )
-    count = np.zeros(len(code), np.int64)
-    np.add.at(count, back.reshape(-1), times)
-    for k in np.argsort(first).tolist():
-        found.setdefault(int(code[k]) // 256, Counter())[int(code[k]) % 256] = int(count[k])
+def _operations(graph: Graph, matches: Matches, seats: Seats, hit: np.ndarray) -> list[Counter[int]]:
+    """Of each group: how many of each operation are in ``hit`` (bool per match), in order."""
+    members, rows = matches.classes.members, np.flatnonzero(hit)
+    pairwise = np.isin(matches.op[rows], P2P)
+    of_class: dict[int, Counter[int]] = {}
+    together = rows[~pairwise]
+    for number, op in zip(
+        matches.classes.of_group[matches.group[together]].tolist(), matches.op[together].tolist(), strict=True
+    ):
+        of_class.setdefault(number, Counter())[op] += 1
+    found = [Counter(of_class.get(number)) for number in matches.classes.of_group.tolist()]
+    first = matches.members.offset[rows[pairwise]]  # who sends; groups of one class may differ in their pairs
+    for op in np.unique(matches.op[rows[pairwise]])[::-1].tolist():
+        of_seat = np.bincount(seats.of_member[first[matches.op[rows[pairwise]] == op]], minlength=seats.count)
+        for group, count in enumerate(np.bincount(members.group, of_seat[seats.of_entry], len(found)).tolist()):
+            if count:
+                found[group][op] = int(count)
     return found
 
 
 def _sums(graph: Graph, matches: Matches, seats: Seats, wanted: np.ndarray) -> dict[str, np.ndarray]:
     """int64[groups]: of the ``wanted`` flat nodes of each group."""
-    members, classes = matches.classes.members, matches.classes
+    members = matches.classes.members
     seat = np.empty(int(matches.base[-1]), np.int64)
     seat[matches.members.data] = seats.of_member
     sums = {"bytes": _contributed(graph, matches, seats, wanted, seat)}
     if graph.timeline is not None:
         times = Times(graph, matches)
         for name, spent in (("comm_ns", times.end - times.held), ("wait_ns", times.held - times.start)):
-            of_seat = np.zeros(len(classes) * seats.width, np.int64)
+            of_seat = np.zeros(seats.count, np.int64)
             np.add.at(of_seat, seat[wanted], spent[wanted])
             sums[name] = of_seat[seats.of_entry]
     found = {name: np.zeros(len(graph.groups), np.int64) for name in sums}

@@ -11,7 +11,7 @@ import numpy as np
 
 from prism_tools.calibrate.durations import durations
 from prism_tools.calibrate.schedule import timeline
-from prism_tools.calibrate.selectors import Nodes, Selector, told_apart
+from prism_tools.calibrate.selectors import Nodes, Selector, by_slots, told_apart
 from prism_tools.calibrate.steady import steady_state
 from prism_tools.errors import PrismError
 from prism_tools.graph.alike import meetings
@@ -107,9 +107,11 @@ def plan(graph: Graph, changes: Sequence[Change], real: Collection[int] = ()) ->
     """
     selectors = [change.selector for change in changes if change.selector is not None]
     apart = [column for selector in selectors for column in told_apart(graph, selector)]
-    planner = Planner(graph, [*apart, np.isin(np.arange(graph.world_size), list(real))])
+    within = [bool(real) and set(members.tolist()) <= set(real) for members in graph.groups.members]
+    apart += [np.isin(np.arange(graph.world_size), list(real)), by_slots(graph, within)]
+    planner = Planner(graph, apart)
     nodes = Nodes(graph, planner.matches)
-    fixed = _fixed(graph, planner.matches, nodes, real)
+    fixed = _fixed(planner.matches, nodes, real, within)
     for change in changes:
         chosen = _chosen(nodes, change)
         if chosen.any() and not (chosen & ~fixed).any():
@@ -121,11 +123,8 @@ def plan(graph: Graph, changes: Sequence[Change], real: Collection[int] = ()) ->
     return planner.result()
 
 
-def _fixed(graph: Graph, matches: Matches, nodes: Nodes, real: Collection[int]) -> np.ndarray:
+def _fixed(matches: Matches, nodes: Nodes, real: Collection[int], within: list[bool]) -> np.ndarray:
     mine = np.isin(nodes.rank, list(real))
-    if not real:
-        return mine
-    within = [set(members.tolist()) <= set(real) for members in graph.groups.members]
     met = np.flatnonzero(mine & (matches.of_node >= 0))
     mine[met] = np.array(within, bool)[matches.group[matches.of_node[met]]]
     return mine

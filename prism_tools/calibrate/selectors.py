@@ -71,10 +71,14 @@ def told_apart(graph: Graph, selector: Selector) -> list[np.ndarray]:
         columns.append(np.isin(np.arange(graph.world_size), selector.terms["rank"]))
     if "group" in selector.terms:
         names = _group_names(graph)
-        named = np.array([_match(names[group], selector.terms["group"]) for group in range(len(graph.groups))], bool)
-        known: dict[bytes, int] = {}
-        columns.append(np.array([known.setdefault(named[slots].tobytes(), len(known)) for slots in graph.ranks.slots]))
+        columns.append(by_slots(graph, [_match(names[group], selector.terms["group"]) for group in names]))
     return columns
+
+
+def by_slots(graph: Graph, groups: list[bool]) -> np.ndarray:
+    """int64[W]: equal for ranks that have the chosen of ``groups`` in the same slots."""
+    chosen, known = np.array(groups, bool), {}
+    return np.array([known.setdefault(chosen[slots].tobytes(), len(known)) for slots in graph.ranks.slots], np.int64)
 
 
 def _group_names(graph: Graph) -> dict[int, list[str]]:

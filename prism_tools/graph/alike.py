@@ -65,7 +65,8 @@ class Seated:
 
 
 class Seats:
-    """A seat is a class of ranks and the slot in which these have a group: class * ``width`` + slot + 1. ``of_entry``:
+    """A seat is a class of ranks and the slot in which these have a group: class * ``width`` + slot + 1, less than ``count``.
+    ``of_entry``:
     int64, seat of each entry of ``classes.members``; ``of_member``: of each entry of ``matches.members.data``, no two of
     one match alike. ``seatings``: those that ``seated`` found so far."""
 
@@ -73,6 +74,7 @@ class Seats:
         self._matches, classes = matches, matches.classes
         members, nodes = classes.members, matches.members.data
         self.width = int(members.slot.max(initial=-1)) + 2
+        self.count = self.width * len(classes)
         self.of_entry = classes.of_rank[members.rank].astype(np.int64) * self.width + members.slot + 1
         rank = classes.lowest[np.searchsorted(matches.base, nodes, side="right") - 1]
         slot = flat([program.slot for program in graph.programs], graph.ranks.program[classes.lowest])[nodes]
