@@ -125,9 +125,9 @@ def _spent(graph: Graph, matches: Matches, times: Times, rank: int, nodes: np.nd
     computing = at[(kind == Kind.COMPUTE) & works]
     host = at[np.isin(kind, (Kind.COMM, Kind.WAIT)) & works]  # others wait beside these
     return {
-        "compute_ns": int((times.end - times.start)[computing].sum()) // count,
-        "comm_ns": int((times.end - times.held)[talking].sum()) // count,
-        "wait_ns": int((times.held - times.start)[host].sum()) // count,
+        "compute_ns": int((times.end[computing] - times.start[computing]).sum()) // count,
+        "comm_ns": int((times.end[talking] - times.held[talking]).sum()) // count,
+        "wait_ns": int((times.held[host] - times.start[host]).sum()) // count,
     }
 
 

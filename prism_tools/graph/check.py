@@ -16,8 +16,8 @@ from prism_tools.graph.check_matches import (
 )
 from prism_tools.graph.model import Graph, Timing
 from prism_tools.graph.names import node_text, ranks_text
+from prism_tools.graph.order import predecessors
 from prism_tools.graph.schema import EPILOGUE, HOST_LANE, PROLOGUE, UNKNOWN, Kind
-from prism_tools.graph.semantics import is_queue
 from prism_tools.graph.structure import STRUCTURE, timings
 
 OF_MATCHES = (matches_complete, matches_consistent, acyclic, timeline_respects_matches)  # take these too
@@ -108,12 +108,10 @@ def _early(graph: Graph, rank: int, start: np.ndarray, end: np.ndarray) -> tuple
     bad = np.flatnonzero((end < start) | (start < 0))
     source, target = program.edges.T
     late = np.where(program.kind[target] == Kind.WAIT, end[target], start[target]) < end[source]
-    pairs = [program.edges[late]]
-    for lane, name in enumerate(graph.lanes):
-        nodes = np.flatnonzero(program.lane == lane) if is_queue(name) else np.empty(0, np.int64)
-        overlap = start[nodes[1:]] < end[nodes[:-1]]
-        pairs.append(np.stack([nodes[:-1][overlap], nodes[1:][overlap]], 1))
-    return bad[:1].tolist(), np.concatenate(pairs)[:1].tolist()
+    before, after = (column[: -len(source) or None] for column in predecessors(program, graph.lanes))
+    order = np.argsort(program.lane[after], kind="stable")
+    queues = np.stack([before, after], 1)[order[start[after[order]] < end[before[order]]]]
+    return bad[:1].tolist(), np.concatenate([program.edges[late], queues])[:1].tolist()
 
 
 def _row_times(graph: Graph, name: str, timing: Timing, k: int) -> list[str]:
