@@ -120,7 +120,7 @@ def _contributed(graph: Graph, matches: Matches, seats: Seats, wanted: np.ndarra
 
 def _latest(late: Lateness, hit: np.ndarray) -> dict[int, tuple[int, int]]:
     """Group → the place of who is last most often in matches that are ``hit``, of several the first, and how often."""
-    found = {}
+    found: dict[int, tuple[int, int]] = {}
     for seating, mine in late.where((late.lag > 0) & hit[late.match]).by_seating():
         found |= dict.fromkeys(late.seatings[seating].groups.tolist(), Counter(mine.place.tolist()).most_common(1)[0])
     return found

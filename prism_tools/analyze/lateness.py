@@ -38,7 +38,8 @@ class Lateness:
 
     def where(self, keep: np.ndarray) -> Lateness:
         """The entries to ``keep`` (bool, or their numbers)."""
-        return Lateness(*(getattr(self, name)[keep] for name in COLUMNS), self.seatings, self.seating_of)
+        match, seating, place, last, lag = (getattr(self, name)[keep] for name in COLUMNS)
+        return Lateness(match, seating, place, last, lag, self.seatings, self.seating_of)
 
     def by_seating(self) -> Iterator[tuple[int, Lateness]]:
         """Each seating that has entries, and these."""
@@ -62,12 +63,12 @@ def lateness(graph: Graph, matches: Matches) -> Lateness:
         kept = counts[part.nodes[:, 0]]
         if len(part.place) > 1 and kept.any():
             parts.append(_entries(part, kept, start))
-    columns = [np.concatenate(part) for part in zip(*parts, strict=True)]
-    order = np.argsort(columns[0], kind="stable")
+    match, seating, place, last, lag = (np.concatenate(column) for column in zip(*parts, strict=True))
     seating_of = np.full(len(graph.groups), -1)
-    for k, seating in enumerate(seats.seatings):
-        seating_of[seating.groups] = k
-    return Lateness(*(column[order] for column in columns), seats.seatings, seating_of)
+    for k, alike in enumerate(seats.seatings):
+        seating_of[alike.groups] = k
+    found = Lateness(match, seating, place, last, lag, seats.seatings, seating_of)
+    return found.where(np.argsort(match, kind="stable"))
 
 
 def _entries(part: Seated, kept: np.ndarray, start: np.ndarray) -> list[np.ndarray]:

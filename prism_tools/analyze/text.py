@@ -68,7 +68,9 @@ def pieces(rows: Iterable[Row], form: str = "text") -> Iterator[str]:
     if form == "json":
         yield from _json(row for block in blocks for row in block)
         return
-    names, widths, left = [], [], []
+    names: list[str] = []
+    widths: list[int] = []
+    left: list[bool] = []
     for block in blocks:
         head = []
         if not names:

@@ -77,7 +77,8 @@ def told_apart(graph: Graph, selector: Selector) -> list[np.ndarray]:
 
 def by_slots(graph: Graph, groups: list[bool]) -> np.ndarray:
     """int64[W]: equal for ranks that have the chosen of ``groups`` in the same slots."""
-    chosen, known = np.array(groups, bool), {}
+    chosen = np.array(groups, bool)
+    known: dict[bytes, int] = {}
     return np.array([known.setdefault(chosen[slots].tobytes(), len(known)) for slots in graph.ranks.slots], np.int64)
 
 
