@@ -75,7 +75,7 @@ def _operations(graph: Graph, matches: Matches, seats: Seats, hit: np.ndarray) -
         of_class.setdefault(number, Counter())[op] += 1
     found = [Counter(of_class.get(number)) for number in matches.classes.of_group.tolist()]
     first = matches.members.offset[rows[pairwise]]  # who sends; groups of one class may differ in their pairs
-    for op in np.unique(matches.op[rows[pairwise]])[::-1].tolist():
+    for op in np.unique(matches.op[rows[pairwise]]).tolist():
         of_seat = np.bincount(seats.of_member[first[matches.op[rows[pairwise]] == op]], minlength=seats.count)
         for group, count in enumerate(np.bincount(members.group, of_seat[seats.of_entry], len(found)).tolist()):
             if count:

@@ -79,12 +79,17 @@ def ranks(graph: Graph, **chosen: Any) -> list[Row]:
         "rss": _most(graph, graph.memory.rank, graph.memory.rss),
         "cuda": _most(graph, graph.memory.rank, graph.memory.allocated),
     }
+    parts: dict[tuple[int, bytes], _Parts] = {}
     known: dict[tuple[int, int, bytes], Row] = {}
     rows = []
     for rank in which.ranks:
-        key = int(matches.classes.of_rank[rank]), int(graph.ranks.values[rank]), which.named_slots(rank)
+        named = which.named_slots(rank)
+        key = int(matches.classes.of_rank[rank]), int(graph.ranks.values[rank]), named
         if key not in known:
-            known[key] = _does(graph, matches, times, rank, which)
+            program = int(graph.ranks.program[rank]), named
+            if program not in parts:
+                parts[program] = _Parts(graph, rank, which)
+            known[key] = _does(graph, matches, times, rank, parts[program])
         row: Row = {"rank": rank, **known[key]}
         for name, most in (memory or {}).items():
             if most[rank] >= 0 or name == "rss":
@@ -100,35 +105,36 @@ def _most(graph: Graph, rank: np.ndarray, used: np.ndarray) -> np.ndarray:
     return most
 
 
-def _does(graph: Graph, matches: Matches, times: Times | None, rank: int, which: Filter) -> Row:
-    program, nodes = graph.program_of(rank), which.nodes(rank)
-    comm = nodes[program.kind[nodes] == Kind.COMM]
-    p2p = int(np.isin(program.op[comm], P2P).sum())
+class _Parts:
+    """The ``chosen`` nodes of ranks of one program, and by what they do in the ``count`` iterations that times are means of."""
+
+    def __init__(self, graph: Graph, rank: int, which: Filter) -> None:
+        program, iterations = graph.program_of(rank), np.array(counted(graph), np.int64)
+        self.chosen = timed = which.nodes(rank)
+        self.comm = timed[program.kind[timed] == Kind.COMM]
+        self.p2p, self.count = int(np.isin(program.op[self.comm], P2P).sum()), 1
+        if which.iteration is None and len(iterations):
+            timed, self.count = timed[np.isin(program.segment[timed], iterations)], len(iterations)
+        kind, works = program.kind[timed], np.isin(program.lane[timed], computing_lanes(graph.lanes, program.lane))
+        self.talking = timed[kind == Kind.COMM]
+        self.computing = timed[(kind == Kind.COMPUTE) & works]
+        self.host = timed[np.isin(kind, (Kind.COMM, Kind.WAIT)) & works]  # others wait beside these
+
+
+def _does(graph: Graph, matches: Matches, times: Times | None, rank: int, parts: _Parts) -> Row:
     row: Row = {
         "class": int(graph.ranks.program[rank]),
-        "nodes": len(nodes),
-        "collectives": len(comm) - p2p,
-        "send_recv": p2p,
-        "bytes": int(graph.values_of(rank).bytes[comm].sum()),
+        "nodes": len(parts.chosen),
+        "collectives": len(parts.comm) - parts.p2p,
+        "send_recv": parts.p2p,
+        "bytes": int(graph.values_of(rank).bytes[parts.comm].sum()),
     }
-    return row | (_spent(graph, matches, times, rank, nodes, which.iteration is None) if times is not None else {})
-
-
-def _spent(graph: Graph, matches: Matches, times: Times, rank: int, nodes: np.ndarray, average: bool) -> Row:
-    program, count = graph.program_of(rank), 1
-    if average and len(counted(graph)):
-        nodes = nodes[np.isin(program.segment[nodes], np.array(counted(graph)))]
-        count = len(counted(graph))
-    at, kind = matches.flat(rank, nodes), program.kind[nodes]
-    talking = at[kind == Kind.COMM]
-    works = np.isin(program.lane[nodes], computing_lanes(graph.lanes, program.lane))
-    computing = at[(kind == Kind.COMPUTE) & works]
-    host = at[np.isin(kind, (Kind.COMM, Kind.WAIT)) & works]  # others wait beside these
-    return {
-        "compute_ns": int((times.end[computing] - times.start[computing]).sum()) // count,
-        "comm_ns": int((times.end[talking] - times.held[talking]).sum()) // count,
-        "wait_ns": int((times.held[host] - times.start[host]).sum()) // count,
-    }
+    if times is not None:
+        computing, talking, host = (matches.flat(rank, at) for at in (parts.computing, parts.talking, parts.host))
+        row["compute_ns"] = int((times.end[computing] - times.start[computing]).sum()) // parts.count
+        row["comm_ns"] = int((times.end[talking] - times.held[talking]).sum()) // parts.count
+        row["wait_ns"] = int((times.held[host] - times.start[host]).sum()) // parts.count
+    return row
 
 
 def nodes(graph: Graph, **chosen: Any) -> Iterator[Row]:

@@ -151,6 +151,9 @@ def _medians(own: list[np.ndarray], rows: np.ndarray, count: np.ndarray, nodes: 
     step = max(MOST // len(rows), 1)
     for first in range(0, len(nodes), step):
         table = np.stack([own[row][nodes[first : first + step]] for row in rows.tolist()])
+        if len(rows) == count.sum():
+            found.append(np.partition(table, middle, axis=0)[middle])
+            continue
         order = np.argsort(table, axis=0)
         at = np.argmax(np.cumsum(count[order], axis=0) > middle, axis=0)
         columns = np.arange(table.shape[1])

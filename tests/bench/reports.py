@@ -1,6 +1,6 @@
 """How long prism-inspect, and prism-calibrate with changes, take on 8,192 ranks of 10,098 nodes in 64 classes: whole tools by the
 clock, with the processor's time as baseline, and their peak memory; the second run of each. Once as it is, once with one rank
-that computes a tenth slower. `prism-inspect nodes` of all ranks is timed on 64 of them.
+that computes a tenth slower. No goals for what is as long as its output: nodes, of 64 ranks (646,272 rows), and pictures.
 """
 
 import os
@@ -20,6 +20,7 @@ from tests.bench import clusters  # noqa: E402
 
 SLOW = 777
 SECONDS, MEGABYTES = 3.0, 1000
+LONG = ("nodes", "timeline")
 INSPECT = {
     "summary": [],
     "check": [],
@@ -53,7 +54,8 @@ def tool(folder, *words):
 def measure(name, folder, *words):
     tool(folder, *words)
     wall, processor, peak = tool(folder, *words)
-    figure(name, wall, "s", SECONDS, wall <= SECONDS, processor)
+    limit = None if words[1] in LONG else SECONDS
+    figure(name, wall, "s", limit, None if limit is None else wall <= limit, processor)
     figure(f"{name}: peak memory", peak, "MB", MEGABYTES, peak <= MEGABYTES)
 
 
