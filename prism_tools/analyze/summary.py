@@ -8,13 +8,15 @@ from collections import Counter
 
 import numpy as np
 
+from prism_tools.analyze.lateness import Lateness, lateness, straggler
 from prism_tools.analyze.steady import cycle_path, cycle_time
 from prism_tools.analyze.text import WIDTH, brief, cut, percent, size, with_interval
-from prism_tools.analyze.waits import lateness, path_shares, slow_span
+from prism_tools.analyze.waits import path_shares, slow_span
+from prism_tools.graph.alike import timed_alike
 from prism_tools.graph.iterations import counted
-from prism_tools.graph.match import Matches, find_matches
+from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph
-from prism_tools.graph.names import callsite_text, ranks_text
+from prism_tools.graph.names import ranks_text
 from prism_tools.graph.schema import PRETEND_CUDA, UNKNOWN, Source
 
 LABEL = 18  # width of the first column
@@ -27,11 +29,12 @@ def summary(graph: Graph) -> str:
     """A few lines on ``graph``, each at most 100 wide. Works at every stage."""
     lines = [_world(graph), *_state(graph), *_iteration_time(graph)]
     if graph.timeline is not None:
-        matches = find_matches(graph, strict=False)
-        lines += _critical_path(graph, matches)
+        matches = timed_alike(graph)
+        late = lateness(graph, matches)
+        lines += _critical_path(graph, matches, late)
         lines += _steady(graph)
         lines += _memory(graph)
-        lines += _slowest_member(graph, matches)
+        lines += _slowest_member(graph, matches, late)
         lines += _slow_span(graph)
     else:
         lines += _memory(graph)
@@ -145,8 +148,8 @@ def _replayed(graph: Graph) -> list[str]:
     return [f"replayed {with_interval(float(used.mean()), half)}  ({notes})"]
 
 
-def _critical_path(graph: Graph, matches: Matches) -> list[str]:
-    shares = path_shares(graph, matches)
+def _critical_path(graph: Graph, matches: Matches, late: Lateness) -> list[str]:
+    shares = path_shares(graph, matches, late)
     if not shares.total:
         return []
     whole = shares.total
@@ -203,25 +206,14 @@ def _memory(graph: Graph) -> list[str]:
     return [_line("peak memory", f"{text}   {note}")]
 
 
-def _slowest_member(graph: Graph, matches: Matches) -> list[str]:
+def _slowest_member(graph: Graph, matches: Matches, late: Lateness) -> list[str]:
     """The rank that others waited for longest in collectives, counted in those that it takes part in."""
-    late = lateness(graph, matches)
-    held = late.lag > 0
-    ranks = np.searchsorted(matches.base, late.last, side="right") - 1
-    cost: Counter[int] = Counter()
-    sites: dict[int, Counter[str]] = {}
-    for rank, lag, last in zip(ranks[held].tolist(), late.lag[held].tolist(), late.last[held].tolist(), strict=True):
-        cost[rank] += lag
-        sites.setdefault(rank, Counter())[callsite_text(graph, rank, matches.node_of(last))] += lag
-    if not cost:
+    found = straggler(graph, matches, late)
+    if found is None:
         return []
-    rank, total = cost.most_common(1)[0]
-    times = int(np.sum(held & (ranks == rank)))
-    mine = matches.of_node[matches.base[rank] : matches.base[rank + 1]]
-    joined = int(np.isin(late.match, mine).sum())
-    site = sites[rank].most_common(1)[0][0]
-    text = f"rank {rank} is last in {times:,} of {joined:,} collectives, by {brief(total / times)} ms"
-    return [_line("slowest member", text + (f" ({site})" if site else ""))]
+    often = f"{found.times:,} of {found.joined:,} collectives, by {brief(found.total / found.times)} ms"
+    site = f" ({found.site})" if found.site else ""
+    return [_line("slowest member", f"rank {found.rank} is last in {often}{site}")]
 
 
 def _slow_span(graph: Graph) -> list[str]:

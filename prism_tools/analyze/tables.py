@@ -1,26 +1,28 @@
-"""Tables of ranks, groups and nodes: rows as dictionaries, filtered; analyze/text.py spells them."""
+"""Tables of ranks and nodes: rows as dictionaries, filtered; analyze/text.py spells them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from prism_tools.analyze.text import Row, cut
-from prism_tools.analyze.waits import held_until, lateness
+from prism_tools.analyze.waits import held_until, timeline_of
 from prism_tools.errors import PrismError
+from prism_tools.graph.alike import timed_alike
 from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted
-from prism_tools.graph.match import Matches, find_matches
+from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph
-from prism_tools.graph.names import callsite_text, op_text, ranks_text
-from prism_tools.graph.schema import DTYPES, P2P, Kind, Op, Source
+from prism_tools.graph.names import callsite_text, op_text
+from prism_tools.graph.schema import DTYPES, P2P, UNKNOWN, Kind, Op, Source
 from prism_tools.graph.semantics import computing_lanes
 
+KINDS, SOURCES = ({int(item): item.name.lower() for item in names} for names in (Kind, Source))
 
-class _Filter:
+
+class Filter:
     """Which nodes a table looks at; None: all. Names as in the tables; PrismError for what does not exist."""
 
     def __init__(
@@ -35,152 +37,145 @@ class _Filter:
         self.ranks = list(range(graph.world_size)) if ranks is None else sorted(set(ranks))
         for rank in self.ranks:
             graph.check_rank(rank)
-        self.group = None if group is None else [k for k, name in enumerate(graph.groups.name) if name == group]
-        if self.group == []:
+        self.named = np.array([group in (None, name) for name in graph.groups.name], bool)
+        if group is not None and not self.named.any():
             raise PrismError(f"no group {group} (file has {cut(', '.join(graph.groups.name), 60)})")
-        self.iteration = iteration
+        self.group, self.iteration = group, iteration
         self._same = {"op": op and Op[op.upper()], "kind": kind and Kind[kind.upper()], "segment": iteration}
         self._graph = graph
+
+    def named_slots(self, rank: int) -> bytes:
+        """Equal for ranks of which the same slots are chosen."""
+        return self.named[self._graph.ranks.slots[rank]].tobytes() if self.group is not None else b""
 
     def nodes(self, rank: int) -> np.ndarray:
         """The chosen nodes of ``rank``, in order."""
         program = self._graph.program_of(rank)
-        keep = np.full(len(program), rank in self.ranks)
+        keep = np.ones(len(program), bool)
         for column, value in self._same.items():
             if value is not None:
                 keep &= program.columns[column] == value
         if self.group is not None:
-            keep &= np.isin(_group_ids(self._graph, rank), self.group)
+            keep &= np.append(self.named, False)[_group_ids(self._graph, rank)]
         return np.flatnonzero(keep)
 
 
-class _Times:
+class Times:
     """Solved start, end of waiting, and end of each flat node, ns."""
 
     def __init__(self, graph: Graph, matches: Matches) -> None:
-        assert graph.timeline is not None
-        self.start = flat(graph.timeline.start, graph.timeline.row)
+        timeline, lowest = timeline_of(graph), matches.classes.lowest
+        self.start = flat(timeline.start, timeline.row[lowest])
         self.held = held_until(graph, matches)
-        self.end = flat(graph.timeline.end, graph.timeline.row)
+        self.end = flat(timeline.end, timeline.row[lowest])
 
 
 def ranks(graph: Graph, **chosen: Any) -> list[Row]:
     """One row a rank: what it does; with a timeline what it computes, transfers and waits, in the chosen iteration or
     per counted iteration; with memory its peak. ``chosen``: ranks, op, group, iteration, kind."""
-    which = _Filter(graph, **chosen)
-    matches = find_matches(graph, strict=False)
-    times = _Times(graph, matches) if graph.timeline is not None else None
+    which, matches = Filter(graph, **chosen), timed_alike(graph)
+    times = Times(graph, matches) if graph.timeline is not None else None
+    memory = graph.memory and {
+        "rss": _most(graph, graph.memory.rank, graph.memory.rss),
+        "cuda": _most(graph, graph.memory.rank, graph.memory.allocated),
+    }
+    parts: dict[tuple[int, bytes], _Parts] = {}
+    known: dict[tuple[int, int, bytes], Row] = {}
     rows = []
     for rank in which.ranks:
-        program, nodes = graph.program_of(rank), which.nodes(rank)
-        comm = nodes[program.kind[nodes] == Kind.COMM]
-        p2p = int(np.isin(program.op[comm], P2P).sum())
-        row: Row = {
-            "rank": rank,
-            "class": int(graph.ranks.program[rank]),
-            "nodes": len(nodes),
-            "collectives": len(comm) - p2p,
-            "send_recv": p2p,
-            "bytes": int(graph.values_of(rank).bytes[comm].sum()),
-        }
-        if times is not None:
-            row |= _spent(graph, matches, times, rank, nodes, which.iteration is None)
-        if graph.memory is not None:
-            for name, column in (("rss", graph.memory.rss), ("cuda", graph.memory.allocated)):
-                known = column[(graph.memory.rank == rank) & (column >= 0)]
-                if len(known) or name == "rss":
-                    row[f"{name}_bytes"] = int(known.max()) if len(known) else None
+        named = which.named_slots(rank)
+        key = int(matches.classes.of_rank[rank]), int(graph.ranks.values[rank]), named
+        if key not in known:
+            program = int(graph.ranks.program[rank]), named
+            if program not in parts:
+                parts[program] = _Parts(graph, rank, which)
+            known[key] = _does(graph, matches, times, rank, parts[program])
+        row: Row = {"rank": rank, **known[key]}
+        for name, most in (memory or {}).items():
+            if most[rank] >= 0 or name == "rss":
+                row[f"{name}_bytes"] = int(most[rank]) if most[rank] >= 0 else None
         rows.append(row)
     return rows
 
 
-def _spent(graph: Graph, matches: Matches, times: _Times, rank: int, nodes: np.ndarray, average: bool) -> Row:
-    program, count = graph.program_of(rank), 1
-    if average and len(counted(graph)):
-        nodes = nodes[np.isin(program.segment[nodes], np.array(counted(graph)))]
-        count = len(counted(graph))
-    at, kind = nodes + matches.base[rank], program.kind[nodes]
-    talking = at[kind == Kind.COMM]
-    works = np.isin(program.lane[nodes], computing_lanes(graph.lanes, program.lane))
-    computing = at[(kind == Kind.COMPUTE) & works]
-    host = at[np.isin(kind, (Kind.COMM, Kind.WAIT)) & works]  # others wait beside these
-    return {
-        "compute_ns": int((times.end - times.start)[computing].sum()) // count,
-        "comm_ns": int((times.end - times.held)[talking].sum()) // count,
-        "wait_ns": int((times.held - times.start)[host].sum()) // count,
+def _most(graph: Graph, rank: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """The largest of ``used`` of each rank, -1: none is known."""
+    most = np.full(graph.world_size, UNKNOWN)
+    np.maximum.at(most, rank, used)
+    return most
+
+
+class _Parts:
+    """The ``chosen`` nodes of ranks of one program, and by what they do in the ``count`` iterations that times are means of."""
+
+    def __init__(self, graph: Graph, rank: int, which: Filter) -> None:
+        program, iterations = graph.program_of(rank), np.array(counted(graph), np.int64)
+        self.chosen = timed = which.nodes(rank)
+        self.comm = timed[program.kind[timed] == Kind.COMM]
+        self.p2p, self.count = int(np.isin(program.op[self.comm], P2P).sum()), 1
+        if which.iteration is None and len(iterations):
+            timed, self.count = timed[np.isin(program.segment[timed], iterations)], len(iterations)
+        kind, works = program.kind[timed], np.isin(program.lane[timed], computing_lanes(graph.lanes, program.lane))
+        self.talking = timed[kind == Kind.COMM]
+        self.computing = timed[(kind == Kind.COMPUTE) & works]
+        self.host = timed[np.isin(kind, (Kind.COMM, Kind.WAIT)) & works]  # others wait beside these
+
+
+def _does(graph: Graph, matches: Matches, times: Times | None, rank: int, parts: _Parts) -> Row:
+    row: Row = {
+        "class": int(graph.ranks.program[rank]),
+        "nodes": len(parts.chosen),
+        "collectives": len(parts.comm) - parts.p2p,
+        "send_recv": parts.p2p,
+        "bytes": int(graph.values_of(rank).bytes[parts.comm].sum()),
     }
+    if times is not None:
+        computing, talking, host = (matches.flat(rank, at) for at in (parts.computing, parts.talking, parts.host))
+        row["compute_ns"] = int((times.end[computing] - times.start[computing]).sum()) // parts.count
+        row["comm_ns"] = int((times.end[talking] - times.held[talking]).sum()) // parts.count
+        row["wait_ns"] = int((times.held[host] - times.start[host]).sum()) // parts.count
+    return row
 
 
-def groups(graph: Graph, **chosen: Any) -> list[Row]:
-    """One row a group that has a chosen node: operations and bytes; with a timeline its time per member, and who is
-    last in it how often in the counted iterations. ``chosen``: as for ranks."""
-    which = _Filter(graph, **chosen)
-    matches = find_matches(graph, strict=False)
-    times = _Times(graph, matches) if graph.timeline is not None else None
-    wanted = np.zeros(int(matches.base[-1]), bool)
-    contributed = np.zeros(len(wanted), np.int64)
-    for rank in range(graph.world_size):
-        nodes = which.nodes(rank)
-        wanted[matches.base[rank] + nodes] = True
-        contributed[matches.base[rank] + nodes] = graph.values_of(rank).bytes[nodes]
-    late = lateness(graph, matches) if times is not None else None
-    owner = np.repeat(np.arange(len(matches)), np.diff(matches.members.offset))
-    rows = []
-    for group, members in enumerate(graph.groups.members):
-        mine = wanted[matches.members.data] & (matches.group[owner] == group)
-        flats, numbers = matches.members.data[mine], np.unique(owner[mine])
-        if not len(numbers):
-            continue
-        ops = Counter(op_text(int(op)) for op in matches.op[numbers])
-        row: Row = {
-            "group": graph.groups.name[group],
-            "backend": graph.groups.backend[group],
-            "size": len(members),
-            "operations": len(numbers),
-            "mostly": ops.most_common(1)[0][0],
-            "bytes": int(contributed[flats].sum()),
-        }
-        if times is not None and late is not None:
-            row["comm_ns"] = int((times.end - times.held)[flats].sum()) // len(members)
-            row["wait_ns"] = int((times.held - times.start)[flats].sum()) // len(members)
-            last = late.last[np.isin(late.match, numbers) & (late.lag > 0)]
-            ranks = Counter((np.searchsorted(matches.base, last, side="right") - 1).tolist())
-            row["last_rank"], row["last_times"] = ranks.most_common(1)[0] if ranks else (None, 0)
-        rows.append(row | {"members": ranks_text(members)})
-    return rows
-
-
-def nodes(graph: Graph, **chosen: Any) -> list[Row]:
+def nodes(graph: Graph, **chosen: Any) -> Iterator[Row]:
     """One row a node, by rank and program order; with a timeline its times, with durations how they are known.
     ``chosen``: as for ranks."""
-    which = _Filter(graph, **chosen)
-    matches = find_matches(graph, strict=False)
-    times = _Times(graph, matches) if graph.timeline is not None else None
-    rows = []
-    for rank in which.ranks:
-        program, values, group_of = graph.program_of(rank), graph.values_of(rank), _group_ids(graph, rank)
-        for node in which.nodes(rank).tolist():
-            comm = program.kind[node] == Kind.COMM and group_of[node] >= 0
-            row: Row = {
-                "rank": rank,
-                "node": node,
-                "iteration": int(program.segment[node]),
-                "kind": Kind(int(program.kind[node])).name.lower(),
-                "op": op_text(int(program.op[node])) if program.op[node] else None,
-                "group": graph.groups.name[group_of[node]] if comm else None,
-                "peer": _partner(graph, rank, node, int(group_of[node])) if comm else None,
-                "bytes": int(values.bytes[node]) if comm else None,
-                "dtype": DTYPES[program.dtype[node]] if comm and program.dtype[node] >= 0 else None,
-            }
-            if times is not None:
-                at = int(matches.base[rank]) + node
-                row["start_ns"] = int(times.start[at])
-                row["wait_ns"] = int(times.held[at] - times.start[at])
-                row["end_ns"] = int(times.end[at])
-            if graph.durations is not None:
-                row["source"] = Source(int(graph.durations.source[graph.durations.row[rank]][node])).name.lower()
-            rows.append(row | {"callsite": callsite_text(graph, rank, node) or None})
-    return rows
+    which, matches = Filter(graph, **chosen), timed_alike(graph)
+    times = Times(graph, matches) if graph.timeline is not None else None
+    return (row for rank in which.ranks for row in _rows(graph, matches, times, rank, which.nodes(rank)))
+
+
+def _rows(graph: Graph, matches: Matches, times: Times | None, rank: int, at: np.ndarray) -> Iterator[Row]:
+    """The rows of nodes ``at`` of ``rank``."""
+    program, group = graph.program_of(rank), _group_ids(graph, rank)[at]
+    comm = (program.kind[at] == Kind.COMM) & (group >= 0)
+    dtype = np.where(comm, program.dtype[at], -1).tolist()
+    peer = np.full(len(at), -1)
+    for number in np.unique(group[comm]).tolist():
+        here = comm & (group == number)
+        peer[here] = _partners(graph, rank, number, program.peer[at[here]], program.root[at[here]])
+    columns: dict[str, list] = {
+        "node": at.tolist(),
+        "iteration": program.segment[at].tolist(),
+        "kind": [KINDS[kind] for kind in program.kind[at].tolist()],
+        "op": [op_text(op) if op else None for op in program.op[at].tolist()],
+        "group": [graph.groups.name[number] if met else None for number, met in zip(group, comm, strict=True)],
+        "peer": [number if number >= 0 else None for number in peer.tolist()],
+        "bytes": [
+            size if met else None for size, met in zip(graph.values_of(rank).bytes[at].tolist(), comm, strict=True)
+        ],
+        "dtype": [DTYPES[number] if number >= 0 else None for number in dtype],
+    }
+    if times is not None:
+        flats = matches.flat(rank, at)
+        start, held, end = times.start[flats], times.held[flats], times.end[flats]
+        columns |= {"start_ns": start.tolist(), "wait_ns": (held - start).tolist(), "end_ns": end.tolist()}
+    if graph.durations is not None:
+        source = graph.durations.source[graph.durations.row[rank]][at].tolist()
+        columns["source"] = [SOURCES[number] for number in source]
+    columns["callsite"] = [callsite_text(graph, rank, node) or None for node in columns["node"]]
+    for values in zip(*columns.values(), strict=True):
+        yield {"rank": rank, **dict(zip(columns, values, strict=True))}
 
 
 def _group_ids(graph: Graph, rank: int) -> np.ndarray:
@@ -190,9 +185,8 @@ def _group_ids(graph: Graph, rank: int) -> np.ndarray:
     return slots[np.where((slot >= 0) & (slot < len(slots) - 1), slot, len(slots) - 1)]
 
 
-def _partner(graph: Graph, rank: int, node: int, group: int) -> int | None:
-    """Global rank of the peer or the root of a communication node; None if it has neither."""
-    program, members = graph.program_of(rank), graph.groups.members[group]
-    if program.peer[node] >= 0:
-        return int(members[(graph.group_rank(group, rank) + int(program.peer[node])) % len(members)])
-    return int(members[program.root[node]]) if program.root[node] >= 0 else None
+def _partners(graph: Graph, rank: int, group: int, peer: np.ndarray, root: np.ndarray) -> np.ndarray:
+    """Global ranks of the peers or the roots of communication nodes; -1 where one has neither."""
+    members = graph.groups.members[group]
+    place = np.where(peer >= 0, (graph.group_rank(group, rank) + peer) % len(members), np.maximum(root, 0))
+    return np.where((peer >= 0) | (root >= 0), members[place], -1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 WIDTH = 100
+BLOCK = 50_000  # rows of a table that are laid out at once
 FORMS = ("text", "tsv", "json")
 Row = dict[str, Any]
 
@@ -52,32 +54,60 @@ def cut(line: str, width: int = WIDTH) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-def render(rows: Sequence[Row], form: str = "text") -> str:
-    """Rows with equal keys as "text", "tsv" or "json". Columns named …_ns and …_bytes hold these units.
+def render(rows: Iterable[Row], form: str = "text") -> str:
+    """As ``pieces``, in one."""
+    return "".join(pieces(rows, form))
+
+
+def pieces(rows: Iterable[Row], form: str = "text") -> Iterator[str]:
+    """Rows with equal keys as "text", "tsv" or "json", bit by bit. Columns named …_ns and …_bytes hold these units.
 
     Text is for eyes: ms, KB, at most WIDTH wide. TSV and JSON carry the numbers as they are; None is empty, or null.
     """
+    blocks = _blocks(rows)
     if form == "json":
-        return json.dumps(list(rows), indent=1, ensure_ascii=False) + "\n"
-    if not rows:
-        return ""
-    names = list(rows[0])
-    if form == "tsv":
-        lines = ["\t".join(names)]
-        lines += ["\t".join("" if row[name] is None else str(row[name]) for name in names) for row in rows]
-        return "\n".join(lines) + "\n"
-    head = [name.replace("_ns", "_ms").replace("_bytes", "").replace("_", " ") for name in names]
-    cells = [head] + [[_cell(name, row[name]) for name in names] for row in rows]
-    left = [any(isinstance(row[name], str) for row in rows) for name in names]
-    widths = [max(len(line[k]) for line in cells) for k in range(len(names))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if words else cell.rjust(width)
-            for cell, width, words in zip(line, widths, left, strict=True)
-        )
-        for line in cells
-    ]
-    return "".join(cut(line.rstrip()) + "\n" for line in lines)
+        yield from _json(row for block in blocks for row in block)
+        return
+    names: list[str] = []
+    widths: list[int] = []
+    left: list[bool] = []
+    for block in blocks:
+        head = []
+        if not names:
+            names, head = list(block[0]), [list(block[0])]
+            widths, left = [0] * len(names), [False] * len(names)
+        if form == "tsv":
+            lines = head + [["" if row[name] is None else str(row[name]) for name in names] for row in block]
+            yield "".join("\t".join(line) + "\n" for line in lines)
+            continue
+        head = [[name.replace("_ns", "_ms").replace("_bytes", "").replace("_", " ") for name in line] for line in head]
+        cells = head + [[_cell(name, row[name]) for name in names] for row in block]
+        left = [
+            words or any(isinstance(row[name], str) for row in block) for words, name in zip(left, names, strict=True)
+        ]
+        widths = [max(width, max(len(line[k]) for line in cells)) for k, width in enumerate(widths)]
+        yield "".join(cut(_aligned(line, widths, left).rstrip()) + "\n" for line in cells)
+
+
+def _blocks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """So many rows at once that short tables are one block: each is aligned with all before it."""
+    remaining = iter(rows)
+    while block := list(itertools.islice(remaining, BLOCK)):
+        yield block
+
+
+def _json(rows: Iterable[Row]) -> Iterator[str]:
+    """What json.dumps makes of a list."""
+    before = "[\n "
+    for row in rows:
+        yield before + json.dumps(row, indent=1, ensure_ascii=False).replace("\n", "\n ")
+        before = ",\n "
+    yield "[]\n" if before == "[\n " else "\n]\n"
+
+
+def _aligned(line: list[str], widths: list[int], left: list[bool]) -> str:
+    pairs = zip(line, widths, left, strict=True)
+    return "  ".join(cell.ljust(width) if words else cell.rjust(width) for cell, width, words in pairs)
 
 
 def _cell(name: str, value: Any) -> str:

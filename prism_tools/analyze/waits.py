@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from prism_tools.analyze.lateness import Lateness, lateness
 from prism_tools.errors import PrismError
+from prism_tools.graph.alike import meetings
 from prism_tools.graph.equations import flat
-from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import Matches
-from prism_tools.graph.model import Graph, Timeline
+from prism_tools.graph.model import Graph, Program, Timeline
 from prism_tools.graph.names import callsite_text, op_text
-from prism_tools.graph.releases import releases
+from prism_tools.graph.releases import all_releases
 from prism_tools.graph.schema import P2P, Kind, Match, Source
+
+MOST = 2**22  # durations looked at at once
 
 
 def timeline_of(graph: Graph) -> Timeline:
@@ -29,55 +32,24 @@ def held_until(graph: Graph, matches: Matches) -> np.ndarray:
 
     COMM: the last arrival that releases it; WAIT: the end of what it waits for; others: their start.
     """
-    timeline = timeline_of(graph)
-    start, end = flat(timeline.start, timeline.row), flat(timeline.end, timeline.row)
-    held = start.copy()
-    members, offset = matches.members.data, matches.members.offset
-    if len(matches):
-        held[members] = np.repeat(np.maximum.reduceat(start[members], offset[:-1]), np.diff(offset))
-    for match in np.flatnonzero(~np.isin(matches.kind, (Match.COLLECTIVE, Match.PAIR))).tolist():
-        for arrivals, leavers in releases(graph, matches, match):
-            held[leavers] = start[arrivals].max()
-    for rank in range(graph.world_size):
-        program, base = graph.program_of(rank), int(matches.base[rank])
-        source, target = program.edges[:, 0], program.edges[:, 1]
-        waits = (program.kind[target] == Kind.WAIT) & (program.kind[source] == Kind.COMM)
-        np.maximum.at(held, base + target[waits], end[base + source[waits]])
+    timeline, lowest = timeline_of(graph), matches.classes.lowest
+    start, end = (flat(rows, timeline.row[lowest]) for rows in (timeline.start, timeline.end))
+    held, gates = start.copy(), all_releases(graph, matches)
+    if len(gates):
+        latest = np.maximum.reduceat(start[gates.arrivals.data], gates.arrivals.offset[:-1])
+        held[gates.leavers.data] = np.repeat(latest, np.diff(gates.leavers.offset))
+    waits = [_waits(program) for program in graph.programs]
+    for base, program in zip(matches.base.tolist(), graph.ranks.program[lowest].tolist(), strict=False):
+        source, target = waits[program]
+        np.maximum.at(held, base + target, end[base + source])
     return held
 
 
-@dataclass
-class Lateness:
-    """One entry per collective of the counted iterations with more than one member, in order of matches.
-
-    ``match``; ``last``: flat node that arrived last; ``lag``: ns by which it came after the (lower) median arrival.
-    """
-
-    match: np.ndarray
-    last: np.ndarray
-    lag: np.ndarray
-
-
-def lateness(graph: Graph, matches: Matches) -> Lateness:
-    """Who came last to every collective, and by how much. The median tells one straggler from a ragged field, and two
-    stragglers from none."""
-    timeline, chosen = timeline_of(graph), counted(graph)
-    start = flat(timeline.start, timeline.row)
-    segment = np.concatenate([graph.program_of(rank).segment for rank in range(graph.world_size)])
-    sizes = np.diff(matches.members.offset)
-    first = matches.members.data[matches.members.offset[:-1]]
-    wanted = (matches.kind == Match.COLLECTIVE) & (sizes > 1)
-    if len(chosen):
-        wanted &= np.isin(segment[first], np.array(chosen))
-    numbers = np.flatnonzero(wanted)
-    last, lag = np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.int64)
-    for k, match in enumerate(numbers.tolist()):
-        members = matches.members[match]
-        arrivals = start[members]
-        latest = int(np.argmax(arrivals))
-        last[k] = members[latest]
-        lag[k] = arrivals[latest] - np.partition(arrivals, (len(arrivals) - 1) // 2)[(len(arrivals) - 1) // 2]
-    return Lateness(numbers, last, lag)
+def _waits(program: Program) -> tuple[np.ndarray, np.ndarray]:
+    """The communication nodes that waits wait for, and these waits."""
+    source, target = program.edges.T
+    chosen = (program.kind[target] == Kind.WAIT) & (program.kind[source] == Kind.COMM)
+    return source[chosen], target[chosen]
 
 
 @dataclass
@@ -94,18 +66,19 @@ class PathShares:
     by_source: Counter[Source] = field(default_factory=Counter)
 
 
-def path_shares(graph: Graph, matches: Matches) -> PathShares:
+def path_shares(graph: Graph, matches: Matches, late: Lateness | None = None) -> PathShares:
     """The critical path taken apart. Where its last arrival kept a collective waiting, as much of the compute before it
     as the lag explains counts as waiting for that rank."""
     timeline, shares = timeline_of(graph), PathShares()
-    path = [(int(rank), int(node)) for rank, node in timeline.critical]
-    late = lateness(graph, matches)
-    lag_of = dict(zip(late.match.tolist(), late.lag.tolist(), strict=True))
+    path = [(rank, node) for rank, node in timeline.critical.tolist()]
+    met = [(match, other) for match, other in meetings(graph, matches, timeline.critical).tolist()]
+    late = lateness(graph, matches) if late is None else late
+    lag_of = dict(zip(zip(late.match.tolist(), late.seating.tolist(), strict=True), late.lag.tolist(), strict=True))
     clock = int(timeline.start[timeline.row[path[0][0]]][path[0][1]]) if path else 0
     computed, arrived = 0, None  # compute on the path since the last communication; who arrived, if the path jumps
     for k, (rank, node) in enumerate(path):
-        match = int(matches.of_node[matches.base[rank] + node])
-        if match >= 0 and k + 1 < len(path) and match == matches.of_node[matches.base[path[k + 1][0]] + path[k + 1][1]]:
+        match, group = met[k]
+        if match >= 0 and met[k] in met[k + 1 : k + 2]:
             arrived = rank
             continue
         end = int(timeline.end[timeline.row[rank]][node])
@@ -118,7 +91,8 @@ def path_shares(graph: Graph, matches: Matches) -> PathShares:
         if match < 0:
             computed += span if name == "compute" else 0
             continue
-        waited = min(lag_of.get(match, 0), computed)
+        collective = matches.kind[match] == Match.COLLECTIVE
+        waited = min(lag_of.get((match, int(late.seating_of[group])), 0), computed) if collective else 0
         shares.by_kind["compute"] -= waited
         shares.waiting[rank if arrived is None else arrived] += waited
         computed, arrived = 0, None
@@ -127,9 +101,9 @@ def path_shares(graph: Graph, matches: Matches) -> PathShares:
 
 def _name(graph: Graph, rank: int, node: int) -> str:
     program = graph.program_of(rank)
-    kind, op = program.kind[node], program.op[node]
+    kind, op = int(program.kind[node]), int(program.op[node])
     if kind == Kind.COMM:
-        return "send/recv" if op in P2P else op_text(int(op))
+        return "send/recv" if op in P2P else op_text(op)
     return "wait calls" if kind == Kind.WAIT else "compute"
 
 
@@ -160,14 +134,31 @@ def slow_span(graph: Graph) -> SlowSpan | None:
         peers = np.flatnonzero(graph.ranks.program == number)
         if not len(mine):
             continue
-        usual = np.partition([own[row[peer]][mine[:, 1]] for peer in peers], (len(peers) - 1) // 2, axis=0)
-        for (rank, node), peer in zip(mine.tolist(), usual[(len(peers) - 1) // 2].tolist(), strict=True):
+        nodes, place = np.unique(mine[:, 1], return_inverse=True)
+        usual = _medians(own, *np.unique(row[peers], return_counts=True), nodes)[place.reshape(-1)]
+        for (rank, node), peer in zip(mine.tolist(), usual.tolist(), strict=True):
             excess = int(own[row[rank]][node]) - peer
             if excess > 0:
                 key = rank, _site_beside(graph, rank, node, -1), _site_beside(graph, rank, node, 1)
                 span = found.setdefault(key, SlowSpan(*key, 0, 0))
                 span.excess, span.times = span.excess + excess, span.times + 1
     return max(found.values(), key=lambda span: span.excess, default=None)
+
+
+def _medians(own: list[np.ndarray], rows: np.ndarray, count: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+    """int64[nodes]: the lower median of ``own`` over ranks, ``count`` of which have each of ``rows``."""
+    middle, found = (count.sum() - 1) // 2, [np.empty(0, np.int64)]
+    step = max(MOST // len(rows), 1)
+    for first in range(0, len(nodes), step):
+        table = np.stack([own[row][nodes[first : first + step]] for row in rows.tolist()])
+        if len(rows) == count.sum():
+            found.append(np.partition(table, middle, axis=0)[middle])
+            continue
+        order = np.argsort(table, axis=0)
+        at = np.argmax(np.cumsum(count[order], axis=0) > middle, axis=0)
+        columns = np.arange(table.shape[1])
+        found.append(table[order[at, columns], columns])
+    return np.concatenate(found)
 
 
 def _site_beside(graph: Graph, rank: int, node: int, step: int) -> str:

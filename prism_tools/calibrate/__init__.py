@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from prism_tools.calibrate.alike import alike
-from prism_tools.calibrate.durations import durations
-from prism_tools.calibrate.measured import read_rows
+from prism_tools.calibrate.durations import from_measurements
 from prism_tools.calibrate.schedule import timeline
 from prism_tools.calibrate.steady import steady_state
 from prism_tools.graph.check import refuse_backwards
@@ -27,11 +25,7 @@ def calibrate(graph: Graph) -> Graph:
     rank, a measured clock went backwards, or the graph has no consistent order.
     """
     refuse_backwards(graph)
-    if graph.durations is not None and graph.timing is None:
-        known = graph.durations
-    else:
-        measured = read_rows(graph)
-        known = durations(graph, find_matches(graph, classes=classes_of(graph, alike(graph, measured))), measured)
+    known = from_measurements(graph) if graph.timing or not graph.durations else graph.durations
     matches = find_matches(graph, classes=_classes(graph, known))
     order = dependency_order(graph, matches)
     solved = timeline(graph, matches, order, known)

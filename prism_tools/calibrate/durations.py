@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from prism_tools.calibrate.alike import alike
 from prism_tools.calibrate.entries import Entries
 from prism_tools.calibrate.hostbound import host_bound
 from prism_tools.calibrate.measured import Measured, iteration_spread, middle, read_rows
 from prism_tools.calibrate.probes import Finder, keys_of
 from prism_tools.errors import PrismError
+from prism_tools.graph.classes import classes_of
+from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Durations, Graph, Program
 from prism_tools.graph.names import node_text
 from prism_tools.graph.own import own_times
 from prism_tools.graph.releases import WITH_ROOT, releases
 from prism_tools.graph.schema import HOST_LANE, UNKNOWN, Kind, Source
-
-if TYPE_CHECKING:
-    from prism_tools.graph.match import Matches
 
 CLOCK_SHARE = 0.1  # clocks that may differ by more than this share of a duration do not tell who ended first
 
@@ -33,6 +31,12 @@ class _Flat:
         self.bias = np.zeros(total)
         self.apart = np.zeros(total)  # by how much the ranks that stand for this one differ
         self.source = np.full(total, Source.UNKNOWN, np.uint8)
+
+
+def from_measurements(graph: Graph) -> Durations:
+    """``durations`` for one rank of each class."""
+    measured = read_rows(graph)
+    return durations(graph, find_matches(graph, classes=classes_of(graph, alike(graph, measured))), measured)
 
 
 def durations(graph: Graph, matches: Matches, measured: Measured | None = None) -> Durations:

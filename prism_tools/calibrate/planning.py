@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_tools.calibrate.durations import durations
+from prism_tools.calibrate.durations import from_measurements
 from prism_tools.calibrate.schedule import timeline
-from prism_tools.calibrate.selectors import Nodes, Selector
+from prism_tools.calibrate.selectors import Nodes, Selector, by_slots, told_apart
 from prism_tools.calibrate.steady import steady_state
 from prism_tools.errors import PrismError
+from prism_tools.graph.alike import meetings
 from prism_tools.graph.check import refuse_backwards
+from prism_tools.graph.classes import classes_of, everybody
 from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import find_matches
@@ -58,16 +60,21 @@ class Gain:
 class Planner:
     """A graph, solved again and again with other durations."""
 
-    def __init__(self, graph: Graph) -> None:
-        """The durations of a calibrated graph are its own, those of any other come from its measurements, if it has any."""
+    def __init__(self, graph: Graph, apart: Sequence[np.ndarray] | None = None) -> None:
+        """The durations of a calibrated graph are its own, those of any other come from its measurements, if it has any.
+
+        ``apart``: int[W] columns; ranks that are equal in each and take equally long are solved as one, and must stay
+        so. None: every rank by itself.
+        """
         self.graph = graph
-        self.matches = find_matches(graph)
-        self._order = dependency_order(graph, self.matches)
         known, solved = graph.durations, graph.timeline
         if graph.stage in ("bare", "sliced") or known is None or solved is None:
             refuse_backwards(graph)
-            known = durations(graph, self.matches) if graph.timing or not known else known
-            solved = timeline(graph, self.matches, self._order, known)
+            known, solved = from_measurements(graph) if graph.timing or not known else known, None
+        classes = everybody(graph) if apart is None else classes_of(graph, known.row, *apart)
+        self.matches = find_matches(graph, classes=classes)
+        self._order = dependency_order(graph, self.matches)
+        solved = solved or timeline(graph, self.matches, self._order, known)
         self.durations: Durations = known
         self._first, self._solved = (known, solved), solved
         self._parts: list[tuple[str, int, int, int]] = []
@@ -78,9 +85,11 @@ class Planner:
         segments = set(counted(self.graph))
         touched: set[int] = set()
         for path in (self._solved.critical, solved.critical):
-            hit = path[nodes[self.matches.base[path[:, 0]] + path[:, 1]]]
+            hit = path[nodes[self.matches.flat(*path.T)]]
             touched |= {int(self.graph.program_of(rank).segment[node]) for rank, node in hit.tolist()}
-        self._parts.append((text, _length(solved) - _length(self._solved), int(nodes.sum()), len(touched & segments)))
+        ranks = np.bincount(self.matches.classes.of_rank, minlength=len(self.matches.classes))
+        count = int(np.diff(np.append(0, np.cumsum(nodes))[self.matches.base]) @ ranks)
+        self._parts.append((text, _length(solved) - _length(self._solved), count, len(touched & segments)))
         self.durations, self._solved = changed, solved
 
     def result(self) -> tuple[Graph, Gain]:
@@ -89,7 +98,7 @@ class Planner:
         solved, (known, first) = self._solved, self._first
         graph = replace(self.graph, stage="calibrated", durations=self.durations, timeline=solved, steady=steady)
         graph.replay = None  # it was one of the graph before
-        half = _half(self.matches, (known, first), (self.durations, solved))
+        half = _half(self.graph, self.matches, (known, first), (self.durations, solved))
         return graph, Gain(_length(first), _length(solved), half, self._parts, len(first.iteration_ns))
 
 
@@ -99,9 +108,13 @@ def plan(graph: Graph, changes: Sequence[Change], real: Collection[int] = ()) ->
     ``real``: ranks that run for real in a replay: their own spans and what they do among themselves stay as they are.
     PrismError: a selector that selects nothing that can be changed.
     """
-    planner = Planner(graph)
+    selectors = [change.selector for change in changes if change.selector is not None]
+    apart = [column for selector in selectors for column in told_apart(graph, selector)]
+    within = [bool(real) and set(members.tolist()) <= set(real) for members in graph.groups.members]
+    apart += [np.isin(np.arange(graph.world_size), list(real)), by_slots(graph, within)]
+    planner = Planner(graph, apart)
     nodes = Nodes(graph, planner.matches)
-    fixed = _fixed(graph, planner.matches, nodes, real)
+    fixed = _fixed(planner.matches, nodes, real, within)
     for change in changes:
         chosen = _chosen(nodes, change)
         if chosen.any() and not (chosen & ~fixed).any():
@@ -113,11 +126,8 @@ def plan(graph: Graph, changes: Sequence[Change], real: Collection[int] = ()) ->
     return planner.result()
 
 
-def _fixed(graph: Graph, matches: Matches, nodes: Nodes, real: Collection[int]) -> np.ndarray:
+def _fixed(matches: Matches, nodes: Nodes, real: Collection[int], within: list[bool]) -> np.ndarray:
     mine = np.isin(nodes.rank, list(real))
-    if not real:
-        return mine
-    within = [set(members.tolist()) <= set(real) for members in graph.groups.members]
     met = np.flatnonzero(mine & (matches.of_node >= 0))
     mine[met] = np.array(within, bool)[matches.group[matches.of_node[met]]]
     return mine
@@ -154,7 +164,9 @@ def _changed(
     graph: Graph, matches: Matches, nodes: Nodes, known: Durations, change: Change, chosen: np.ndarray
 ) -> Durations:
     """``known`` with ``change`` made to the ``chosen`` nodes, whose source is PLANNED from then on."""
-    own, tail, spread, bias, source = (flat(getattr(known, name), known.row).copy() for name in FIELDS)
+    row = known.row[matches.classes.lowest]
+    own, tail, spread, bias, source = (flat(getattr(known, name), row).copy() for name in FIELDS)
+    count = np.bincount(matches.classes.of_rank, minlength=len(matches.classes))
     if change.how == "scale":
         for column in (own, tail, spread, bias):
             column[chosen] = np.minimum(np.rint(column[chosen] * float(change.amount)), 2 * MOST)
@@ -165,16 +177,18 @@ def _changed(
         tail[chosen] = spread[chosen] = bias[chosen] = 0
     else:
         for number, program in enumerate(graph.programs):
-            ranks = np.flatnonzero(graph.ranks.program == number)
-            places = matches.base[ranks][:, None] + np.flatnonzero(program.kind != Kind.COMM)
+            mine = np.flatnonzero(graph.ranks.program[matches.classes.lowest] == number)
+            places = matches.base[mine][:, None] + np.flatnonzero(program.kind != Kind.COMM)
             for column in (own, spread, bias):
-                column[places] = np.rint(column[places].mean(axis=0))
-    if own.sum(dtype=float) + tail.sum(dtype=float) > MOST:
+                column[places] = np.rint(count[mine] @ column[places] / max(count[mine].sum(), 1))
+    if float((own + tail).astype(float) @ np.repeat(count, np.diff(matches.base))) > MOST:
         raise PrismError(
             f"{change.text}: makes durations of {MOST / 1e9:,.0f} s and more; give a smaller factor or time"
         )
     source[chosen] = Source.PLANNED
-    return packed(matches.base, own, tail, spread, bias, source)
+    changed = packed(matches.base, own, tail, spread, bias, source)
+    changed.row = changed.row[matches.classes.of_rank]
+    return changed
 
 
 def packed(base: np.ndarray, *columns: np.ndarray) -> Durations:
@@ -197,7 +211,9 @@ def _length(solved: Timeline) -> int:
     return max((int(end.max(initial=0)) for end in solved.end), default=0)
 
 
-def _half(matches: Matches, before: tuple[Durations, Timeline], after: tuple[Durations, Timeline]) -> float:
+def _half(
+    graph: Graph, matches: Matches, before: tuple[Durations, Timeline], after: tuple[Durations, Timeline]
+) -> float:
     """Half-width of the gain, in quadrature: two standard errors of its values in the counted iterations; the spread and the
     bias (which add up) of what only one of the critical paths holds, or holds changed; and as much of it as the iteration
     time itself is in doubt."""
@@ -207,26 +223,22 @@ def _half(matches: Matches, before: tuple[Durations, Timeline], after: tuple[Dur
         return math.nan
     gains = last.iteration_ns - first.iteration_ns
     between = 2 * float(np.std(gains, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
-    spread = np.sqrt(np.sum(_differ(matches, "spread", before, after) ** 2))
-    bias = np.sum(np.abs(_differ(matches, "bias", before, after)))
-    path = math.hypot(float(spread), float(bias)) / count
+    old, new = _on_path(graph, matches, *before), _on_path(graph, matches, *after)
+    nothing = np.zeros(2)
+    doubt = np.array([new.get(place, nothing) - old.get(place, nothing) for place in old | new]).reshape(-1, 2)
+    path = math.hypot(math.sqrt(float(np.sum(doubt[:, 0] ** 2))), float(np.sum(np.abs(doubt[:, 1])))) / count
     share = first.interval_ns / max(first.iteration_time_ns, 1)
     return math.hypot(between, path, share * (last.iteration_time_ns - first.iteration_time_ns))
 
 
-def _differ(
-    matches: Matches, field: str, before: tuple[Durations, Timeline], after: tuple[Durations, Timeline]
-) -> np.ndarray:
-    """float per flat node: by how much more doubt (``field``) it puts in the critical path; a match counts at its first
-    member."""
-    differ = np.zeros(int(matches.base[-1]))
-    for sign, (known, solved) in ((1, after), (-1, before)):
-        found = np.zeros(len(differ))
-        nodes = matches.base[solved.critical[:, 0]] + solved.critical[:, 1]
-        doubt = flat(getattr(known, field), known.row)[nodes]
-        match = matches.of_node[nodes]
-        met = match >= 0
-        nodes[met] = matches.members.data[matches.members.offset[match[met]]]
-        found[nodes] = doubt
-        differ += sign * found
-    return differ
+def _on_path(
+    graph: Graph, matches: Matches, known: Durations, solved: Timeline
+) -> dict[tuple[bool, int, int], np.ndarray]:
+    """Spread and bias of what is on the critical path: of nodes by (False, rank, node), of matches by (True, *meeting)."""
+    rank, node = solved.critical.T
+    place = np.cumsum([0, *(len(spread) for spread in known.spread)])[known.row[rank]] + node
+    doubt = [np.concatenate([np.empty(0, np.int64), *rows])[place] for rows in (known.spread, known.bias)]
+    meeting = meetings(graph, matches, solved.critical)
+    met = meeting[:, 0] >= 0
+    names = np.where(met[:, None], meeting, solved.critical)
+    return dict(zip(zip(met.tolist(), *names.T.tolist(), strict=True), np.stack(doubt, 1), strict=True))

@@ -67,23 +67,45 @@ def _numbers(text: str) -> list[range]:
     return found
 
 
+def told_apart(graph: Graph, selector: Selector) -> list[np.ndarray]:
+    """int64[W] columns, equal where each value of the selector says the same of ranks, and of their groups."""
+    rank, names = np.arange(graph.world_size), _group_names(graph) if "group" in selector.terms else {}
+    columns = [(rank >= value.start) & (rank < value.stop) for value in selector.terms.get("rank", ())]
+    for value in selector.terms.get("group", ()):
+        columns.append(by_slots(graph, [_match(names[group], value) for group in names]))
+    return columns
+
+
+def by_slots(graph: Graph, groups: list[bool]) -> np.ndarray:
+    """int64[W]: equal for ranks that have the chosen of ``groups`` in the same slots."""
+    chosen = np.array(groups, bool)
+    known: dict[bytes, int] = {}
+    return np.array([known.setdefault(chosen[slots].tobytes(), len(known)) for slots in graph.ranks.slots], np.int64)
+
+
+def _group_names(graph: Graph) -> dict[int, list[str]]:
+    pairs = zip(graph.groups.name, graph.groups.desc, strict=True)
+    return {k: [desc.removeprefix("mesh_") or name, name, desc] for k, (name, desc) in enumerate(pairs)}
+
+
 class Nodes:
-    """All nodes of a graph by flat index, as selectors see them."""
+    """All nodes of a graph by flat index, as selectors see them. Where ranks of a class are taken together, selectors must
+    not tell them apart."""
 
     def __init__(self, graph: Graph, matches: Matches) -> None:
         self.graph = graph
         self._matches = matches
-        everyone = range(graph.world_size)
+        lowest = matches.classes.lowest
         columns = ("kind", "op", "lane", "segment")
         empty = np.empty(0, np.int64)
         self._column = {
-            name: np.concatenate([empty, *(graph.program_of(rank).columns[name] for rank in everyone)])
+            name: np.concatenate([empty, *(graph.program_of(rank).columns[name] for rank in lowest)])
             for name in columns
         }
         self.kind, self.lane, self.segment = (self._column[name] for name in ("kind", "lane", "segment"))
-        self._column["rank"] = self.rank = np.repeat(np.arange(graph.world_size), np.diff(matches.base))
+        self._column["rank"] = self.rank = np.repeat(lowest, np.diff(matches.base))
         sites = [sites_of(program) for program in graph.programs]
-        self._column["callsite"] = np.concatenate([empty, *(sites[p] for p in graph.ranks.program)])
+        self._column["callsite"] = np.concatenate([empty, *(sites[p] for p in graph.ranks.program[lowest])])
         self._column["group"] = np.full(len(self.rank), -1)
         met = np.flatnonzero(matches.of_node >= 0)
         self._column["group"][met] = matches.group[matches.of_node[met]]
@@ -140,8 +162,7 @@ class Nodes:
         if key == "lane":
             return {k: [name] for k, name in enumerate(graph.lanes)}
         if key == "group":
-            pairs = zip(graph.groups.name, graph.groups.desc, strict=True)
-            return {k: [desc.removeprefix("mesh_") or name, name, desc] for k, (name, desc) in enumerate(pairs)}
+            return _group_names(graph)
         sites = np.unique(self._column["callsite"])
         return {k: _site_names(graph.strings[k]) for k in sites[sites >= 0].tolist()}
 

@@ -72,13 +72,13 @@ def _calibrate(options: argparse.Namespace) -> None:
 def _warn_of_emulated(graph: Graph, options: argparse.Namespace) -> None:
     """Our own data plane says little of the job's: say how much of the answer comes from it."""
     from prism_tools.analyze.waits import path_shares
-    from prism_tools.graph.match import find_matches
+    from prism_tools.graph.alike import timed_alike
     from prism_tools.graph.schema import Source
 
     emulated = sum(int((row == Source.EMULATED).sum()) for row in graph.durations.source) if graph.durations else 0
     if not emulated:
         return
-    shares = path_shares(graph, find_matches(graph))
+    shares = path_shares(graph, timed_alike(graph))
     share = 100 * shares.by_source[Source.EMULATED] / max(shares.total, 1)
     what = f"operations that no slice and no probe measured ({share:.1f} % of the critical path) took what our data plane took"
     options.progress.warn(f"{what}; run prism-slice probe")

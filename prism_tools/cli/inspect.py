@@ -93,7 +93,7 @@ def _ranks(options: argparse.Namespace) -> None:
 
 
 def _groups(options: argparse.Namespace) -> None:
-    from prism_tools.analyze.tables import groups
+    from prism_tools.analyze.group_table import groups
     from prism_tools.analyze.text import render
 
     print(render(groups(common.read_graph(options)), options.format), end="")
@@ -101,10 +101,11 @@ def _groups(options: argparse.Namespace) -> None:
 
 def _nodes(options: argparse.Namespace) -> None:
     from prism_tools.analyze.tables import nodes
-    from prism_tools.analyze.text import render
+    from prism_tools.analyze.text import pieces
 
     keep = {name: getattr(options, name) for name in ("op", "group", "iteration", "kind")}
-    print(render(nodes(common.read_graph(options), ranks=options.rank, **keep), options.format), end="")
+    rows = nodes(common.read_graph(options), ranks=options.rank, **keep)
+    sys.stdout.writelines(pieces(rows, options.format))
 
 
 def _payloads(options: argparse.Namespace) -> int:

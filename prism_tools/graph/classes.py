@@ -36,9 +36,10 @@ def everybody(graph: Graph) -> Classes:
     return Classes(ranks, ranks, np.arange(len(graph.groups), dtype=np.int32), Members(graph))
 
 
-def classes_of(graph: Graph, row: np.ndarray) -> Classes:
-    """The coarsest classes found for which ranks of one class have equal numbers in ``row`` (int[W]: of durations)."""
-    uses = _uses(graph, np.asarray(row, np.int64))
+def classes_of(graph: Graph, *rows: np.ndarray) -> Classes:
+    """The coarsest classes found for which ranks of one class have equal numbers in each of ``rows`` (int[W]: of
+    durations, of times)."""
+    uses = _uses(graph, [np.asarray(row, np.int64) for row in rows])
     if uses is None:
         return everybody(graph)
     colour, group_colour, count = _numbered(uses.first)[0], np.zeros(len(graph.groups), np.uint64), 0
@@ -59,7 +60,7 @@ def classes_of(graph: Graph, row: np.ndarray) -> Classes:
 class _Uses:
     """What programs do with their groups, rank by rank.
 
-    ``key``: int64[W, 3]: program, values that matter, row. Uses, one for each rank and slot it communicates in:
+    ``key``: int64[W, 2 + rows]: program, values that matter, rows. Uses, one for each rank and slot it communicates in:
     ``rank``, ``slot``, ``group``, ``place`` (of ranks whose place matters, else -1), ``gathers`` (it calls
     collectives). Peers, one for each rank, slot and relative peer: ``peer_of``, ``peer`` (global ranks), ``salt``.
     ``first``: hash of all of a rank that no refinement changes.
@@ -118,7 +119,7 @@ class _Uses:
         return bool(np.array_equal(code, code[twin]))
 
 
-def _uses(graph: Graph, row: np.ndarray) -> _Uses | None:
+def _uses(graph: Graph, rows: list[np.ndarray]) -> _Uses | None:
     """None if a rank is no member of a group that it uses."""
     members = Members(graph)
     gloo = np.array([backend == "gloo" for backend in graph.groups.backend], bool)
@@ -142,7 +143,7 @@ def _uses(graph: Graph, row: np.ndarray) -> _Uses | None:
                 far[1].append(members.rank[members.start[where] + (at + other) % members.size[where]])
                 far[2].append(ranks * 0 + number * 2**20 + k)
     backend = np.unique(np.array(graph.groups.backend, str), return_inverse=True)[1]
-    key = np.stack([graph.ranks.program.astype(np.int64), _values(graph), row], 1)
+    key = np.stack([graph.ranks.program.astype(np.int64), _values(graph), *rows], 1)
     rank, slot, group, place, gathers = (_sorted_by(parts[0], part) for part in parts)
     peer_of, peer, salt = (_sorted_by(far[0], part) for part in far)
     return _Uses(members, backend, key, rank, slot, group, place, gathers.astype(bool), peer_of, peer, salt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,10 @@ class Matches:
 
     def __len__(self) -> int:
         return len(self.group)
+
+    def flat(self, rank: Any, node: Any) -> Any:
+        """The flat index of ``node`` of ``rank``, or of the rank that stands for it; of numbers or arrays of them."""
+        return self.base[self.classes.of_rank[rank]] + node
 
     def rank_of(self, flat: int) -> int:
         """The rank that flat node belongs to."""

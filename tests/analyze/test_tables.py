@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from prism_tools.analyze.tables import groups, nodes, ranks
+from prism_tools.analyze.group_table import groups
+from prism_tools.analyze.tables import nodes, ranks
 from prism_tools.analyze.text import brief, cut, milliseconds, percent, render, size, with_interval
 from prism_tools.errors import PrismError
 from tests.analyze.example import MS, bare, calibrated, replayed
@@ -35,14 +36,14 @@ def test_groups():
 
 def test_nodes():
     rows = nodes(calibrated(), ranks=[0], op="all_reduce", group="world", iteration=1, kind="comm")
-    assert rows == [
+    assert list(rows) == [
         {
             "rank": 0, "node": 9, "iteration": 1, "kind": "comm", "op": "all_reduce", "group": "world", "peer": None,
             "bytes": 4000, "dtype": "float32", "start_ns": 33 * MS, "wait_ns": 4 * MS, "end_ns": 39 * MS,
             "source": "real", "callsite": "train.py:8 forward",
         }
     ]  # fmt: skip
-    assert len(nodes(calibrated(), kind="wait")) == 6
+    assert len(list(nodes(calibrated(), kind="wait"))) == 6
     with pytest.raises(PrismError, match="no rank 12"):
         nodes(bare(), ranks=[12])
     with pytest.raises(PrismError, match=r"no group dp \(file has world\)"):

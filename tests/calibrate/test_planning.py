@@ -2,23 +2,28 @@
 
 import math
 import random
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism_tools.calibrate.planning import Change, plan
+from prism_tools.calibrate.planning import Change, Planner, plan
 from prism_tools.calibrate.schedule import timeline
-from prism_tools.calibrate.selectors import parse_selector
+from prism_tools.calibrate.selectors import parse_selector, told_apart
 from prism_tools.calibrate.solver import solve
 from prism_tools.errors import PrismError
 from prism_tools.graph.match import find_matches
+from prism_tools.graph.model import Durations
 from prism_tools.graph.order import dependency_order
 from prism_tools.graph.schema import Kind, Source
-from tests.calibrate.random_graphs import periodic_durations, periodic_graph
+from tests.bench import clusters
+from tests.calibrate.random_graphs import periodic_durations, periodic_graph, random_replicas
 from tests.calibrate.test_solver import given_durations
 from tests.graph.builder import build, comm, compute, differences, step
+from tests.graph.test_classes import copied_durations
 
 
 def calibrated(graph, durations):
@@ -183,3 +188,67 @@ def test_equals_durations_edited_by_hand(seed):
     got = planned.timeline
     assert differences([got.start[row] for row in got.row], wanted[0]) == []
     assert differences([got.end[row] for row in got.row], wanted[1]) == []
+
+
+def each_by_itself(graph):
+    """``graph``, in which no two ranks share durations, so that they are looked at one by one."""
+    known, every = graph.durations, np.arange(graph.world_size, dtype=np.int32)
+    rows = {name: [getattr(known, name)[k] for k in known.row] for name in ("own", "tail", "spread", "bias", "source")}
+    return replace(graph, durations=Durations(every, **rows))
+
+
+def check_plan(graph, changes, real=()):
+    """Planning with one rank of each class gives what planning rank by rank gives; returns both gains."""
+    found = [plan(one, changes, real) for one in (graph, each_by_itself(graph))]
+    (few, gain), (every, wanted) = found
+    assert (gain.before, gain.after, gain.counted) == (wanted.before, wanted.after, wanted.counted)
+    assert [part[:3] for part in gain.parts] == [part[:3] for part in wanted.parts]
+    for rank in range(graph.world_size):
+        for part, names in (("durations", ("own", "tail", "spread", "bias", "source")), ("timeline", ("start", "end"))):
+            a, b = getattr(few, part), getattr(every, part)
+            assert all(np.array_equal(getattr(a, name)[a.row[rank]], getattr(b, name)[b.row[rank]]) for name in names)
+    assert (few.steady and few.steady.total_ns) == (every.steady and every.steady.total_ns)
+    return gain, wanted
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32))
+def test_classes_gain_what_ranks_gain(seed):
+    rng = random.Random(seed)
+    graph, count = random_replicas(rng)
+    calibrated(graph, copied_durations(rng, graph, np.arange(graph.world_size) % count))
+    ranks, groups = range(graph.world_size), graph.groups.name
+    some = ",".join(map(str, rng.sample(ranks, rng.randint(1, min(3, len(ranks))))))
+    changes = [
+        change("delay", f"{some}=77"),
+        change("scale", f"kind=comm,compute group={rng.choice(groups)}=2"),
+        change("scale", f"kind=compute,comm rank={some} iteration=0=3"),
+        change("set", f"kind=comm rank={rng.choice(ranks)}=5"),
+        *IDEAL.values(),
+    ]
+    real = rng.sample(ranks, rng.randint(0, len(ranks) - 1)) if rng.random() < 0.5 else ()
+    for chosen in (rng.sample(changes, 2), [rng.choice(changes)]):
+        try:
+            plan(each_by_itself(graph), chosen, real)
+        except PrismError as error:
+            with pytest.raises(PrismError, match=f"^{re.escape(str(error))}$"):
+                plan(graph, chosen, real)
+        else:
+            check_plan(graph, chosen, real)
+
+
+@pytest.mark.parametrize("slow", [(), (5,)])
+def test_a_delay_on_one_of_many_ranks_makes_few_classes(slow):
+    cluster = clusters.Cluster(tp=2, pp=3, dp=8, ep=2, iterations=3)
+    graph = clusters.build(cluster)
+    row = graph.ranks.program * cluster.tp + np.arange(graph.world_size) % cluster.tp
+    calibrated(graph, clusters.durations(graph, row, slow=slow))
+    for changes in (
+        [change("delay", "7=500000")],
+        [change("scale", "op=all_reduce group=tp*=0.5"), change("delay", "rank=3 op=all_to_all=9000")],
+        [change("scale", "group=dp1,tp3 op=*=3"), IDEAL["balance"]],
+    ):
+        gain, wanted = check_plan(graph, changes)
+        assert gain == wanted
+    planner = Planner(graph, told_apart(graph, parse_selector("7")))
+    assert len(planner.matches.classes) < graph.world_size // 2 * (1 + bool(slow))

@@ -1,13 +1,25 @@
 """Invariants: each one is broken here once, and named."""
 
+import random
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from prism_tools.calibrate.schedule import timeline
 from prism_tools.graph import check as checks
 from prism_tools.graph.check import CHECKS, check
+from prism_tools.graph.check_matches import checked_matches
+from prism_tools.graph.classes import classes_of
+from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Ragged
+from prism_tools.graph.order import dependency_order
 from prism_tools.graph.schema import Kind, Op, Reduce
+from tests.calibrate.random_graphs import random_replicas
 from tests.graph.builder import add_results, add_timing, build, comm, compute, step, train4
+from tests.graph.test_classes import copied_durations
 
 
 def full():
@@ -195,3 +207,67 @@ def test_long_lists_are_cut():
 
 def test_ops_are_those_of_the_schema():
     assert Op.OPTIMIZER_STEP == max(Op) and int(max(Kind)) == 3
+
+
+def test_operations_of_a_batch_run_beside_each_other():
+    def nodes(rank):
+        ring = [("send", (rank + 1) % 3), ("recv", (rank - 1) % 3)]
+        return [compute(), *(comm(op, "w", 4, peer=peer, is_async=True, batch=0) for op, peer in ring), step()]
+
+    graph = build(3, {"w": [0, 1, 2]}, nodes, "nccl")
+    graph.durations = copied_durations(random.Random(0), graph, np.zeros(3, int))
+    matches = find_matches(graph)
+    graph.timeline = timeline(graph, matches, dependency_order(graph, matches), graph.durations)
+    assert check(graph) == []
+    graph.timeline.start[0][2] -= 1
+    assert check(graph)[0].startswith("timeline_respects_edges: rank 0 recv on w ")
+
+
+def damaged(rng, graph):
+    """``graph`` with one thing of one rank changed: a column of its program or values, or its solved times."""
+    rank = rng.randrange(graph.world_size)
+    node = rng.randrange(len(graph.program_of(rank)))
+    name = rng.choice(("dtype", "reduce", "count", "splits", "start", "end"))
+    if name in ("dtype", "reduce"):
+        columns = dict(graph.program_of(rank).columns)
+        columns[name] = columns[name].copy()
+        columns[name][node] += 1
+        graph.programs.append(replace(graph.program_of(rank), columns=columns))
+        graph.ranks.program[rank] = len(graph.programs) - 1
+    elif name in ("count", "splits"):
+        values = graph.values_of(rank)
+        columns = dict(values.columns) | {"count": values.count.copy()}
+        columns["count"][node] += name == "count"
+        splits = [values.splits[k].copy() for k in range(len(values.count))]
+        splits[node][rng.randrange(len(splits[node])) :][:1] += name == "splits"
+        graph.values.append(replace(values, columns=columns, splits=Ragged.from_rows(splits, np.int64)))
+        graph.ranks.values[rank] = len(graph.values) - 1
+    else:
+        for column in ("start", "end"):
+            row = getattr(graph.timeline, column)[graph.timeline.row[rank]].copy()
+            row[node] += (column == name) * rng.choice((-2, 2, 10_000))
+            getattr(graph.timeline, column).append(row)
+        graph.timeline.row[rank] = len(graph.timeline.start) - 1
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_what_is_wrong_is_the_same_among_classes_and_rank_by_rank(seed):
+    rng = random.Random(seed)
+    graph, count = random_replicas(rng)
+    for rank in range(graph.world_size):
+        program, slots = graph.program_of(rank), graph.ranks.slots[rank]
+        program.op[program.op == Op.ALL_GATHER] = Op.ALL_TO_ALL
+        sizes = [len(graph.groups.members[slots[slot]]) for slot in program.slot]  # of nodes that have none, some
+        graph.values_of(rank).splits = Ragged.from_rows([[4] * 2 * size for size in sizes], np.int64)
+    durations = copied_durations(rng, graph, np.arange(graph.world_size) % count)
+    matches = find_matches(graph, classes=classes_of(graph, durations.row))
+    graph.timeline = timeline(graph, matches, dependency_order(graph, matches), durations)
+    assert [line for line in check(graph) if not line.startswith("iterations_equal")] == []
+    damaged(rng, graph)
+    every, timed = np.arange(graph.world_size, dtype=np.int32), graph.timeline
+    rows = {name: [getattr(timed, name)[row] for row in timed.row] for name in ("start", "end")}
+    found = check(graph)
+    graph.timeline = replace(timed, row=every, **rows)
+    assert len(checked_matches(graph).classes) == graph.world_size
+    assert check(graph) == found
