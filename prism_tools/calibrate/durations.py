@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from prism_tools.calibrate.alike import alike
 from prism_tools.calibrate.entries import Entries
 from prism_tools.calibrate.hostbound import host_bound
-from prism_tools.calibrate.measured import Measured, iteration_spread, middle, read_rows
+from prism_tools.calibrate.measured import Measured, alike, iteration_spread, middle, read_rows
 from prism_tools.calibrate.probes import Finder, keys_of
 from prism_tools.errors import PrismError
 from prism_tools.graph.classes import classes_of

@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism_tools.calibrate.alike import alike
 from prism_tools.calibrate.durations import durations
-from prism_tools.calibrate.measured import read_rows
+from prism_tools.calibrate.measured import alike, read_rows
 from prism_tools.calibrate.solver import solve
 from prism_tools.graph.classes import classes_of
 from prism_tools.graph.match import find_matches
