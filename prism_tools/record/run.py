@@ -92,7 +92,9 @@ def _finish(options: argparse.Namespace, coordinator: Coordinator, launch: Launc
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Run the ranks, record nothing, and print which rule answers what; 1 if an operation has none and needs one."""
+    """Run the ranks, record nothing, and print which rule answers what; 1 if an operation has none and needs one.
+
+    PrismError: as for Coordinator.run, after what was answered until then."""
     rules = load(options.rules)
     launch = describe(options, fix_hash_seed())
     with tempfile.TemporaryDirectory() as folder:
@@ -101,15 +103,23 @@ def explain(options: argparse.Namespace) -> int:
         try:
             ranks.preload(True, imports.modules_of(launch.argv, launch.cwd), options.pretend_cuda)
             _run(options, coordinator, launch, rules, Pace())
+        except PrismError:
+            coordinator.collect_traces()
+            _show(options, rules, coordinator)
+            raise
         finally:
             coordinator.close()
             payloads.discard()
-    options.progress.clear()
-    print(explanation(rules, coordinator.answered))
+    _show(options, rules, coordinator)
     lacking = unanswered(coordinator.answered)
     if lacking:
         raise PrismError(f"{options.rules}: {lacking:,} operations need a rule; see NO RULE above")
     return 0
+
+
+def _show(options: argparse.Namespace, rules: Rules, coordinator: Alone) -> None:
+    options.progress.clear()
+    print(explanation(rules, coordinator.answered), flush=True)
 
 
 def cut_ranks(options: argparse.Namespace) -> frozenset[int] | None:

@@ -193,6 +193,16 @@ def test_explained(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"job.py", "rules.toml", "hooks.py"}
 
 
+def test_explained_until_a_rank_fails(tmp_path):
+    """What was answered until then is what the user needs to see."""
+    text = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    text += "dist.broadcast(torch.ones(1), 0)\ntold = [None]\ndist.broadcast_object_list(told, 0)\nassert told[0]\n"
+    done = record(tmp_path, text, "[[rule]]\ndtype = 'float32'\ngenerate = 'zeros'\n", "--explain-rules", expect=1)
+    rows = [re.split(r"  +", line)[:3] for line in done.stdout.splitlines()]
+    assert rows[1:] == [["line 1", "zeros", "broadcast"], ["-", "NO RULE", "broadcast_object_list"]]
+    assert "another rank's object is not made up; add a rule with object(LITERAL)" in done.stderr
+
+
 def test_replicas_of_gpt(stages):
     """32 ranks: TP 2, PP 2, DP 8. One rank of each of four groups, and a sample."""
     arguments = (*GPT[:-1], 1, "--batch", 4)
