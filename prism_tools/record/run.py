@@ -24,7 +24,7 @@ from prism_tools.graph.schema import EPILOGUE, PRETEND_CUDA, PROLOGUE, UNKNOWN, 
 from prism_tools.graph.stream import signals_wait
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
 from prism_tools.launch.slurm import all_of
-from prism_tools.record.alone import Alone, explanation, unanswered
+from prism_tools.record.alone import Alone, explanation, misfit, unanswered
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
 from prism_tools.record.replicas import Replicas, summary
@@ -89,6 +89,8 @@ def _finish(options: argparse.Namespace, coordinator: Coordinator, launch: Launc
         payloads.commit()
     if payloads.lost:
         options.progress.warn(loss_text(graph, payloads))
+    if isinstance(coordinator, Alone) and (problem := misfit(graph)):  # nobody has compared them yet
+        options.progress.warn(problem)
 
 
 def explain(options: argparse.Namespace) -> int:

@@ -243,6 +243,8 @@ def test_ranks_that_differ_are_all_run(tmp_path):
     assert done.stderr == (
         "prism-record: warning: no groups have members that do the same (ranks 0 and 3 differ first at node 3: "
         "broadcast (job.py:10 <module>), all_reduce (job.py:8 <module>)); all 4 ranks were run\n"
+        "prism-record: warning: what ranks did alone does not fit together: rank 0 broadcast on 0, node 3 (job.py:10 <module>): "
+        "but rank 3 all_reduce on 0, node 3 (job.py:8 <module>) is the same operation in order; see prism-inspect check\n"
     )
     assert len(done.lines("check")) == 4
 
