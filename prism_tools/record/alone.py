@@ -6,10 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from prism_tools.capture import ranks, wire
 from prism_tools.capture.ruled import INVENTED, UNRULED
 from prism_tools.capture.server import Operation, Rank
 from prism_tools.errors import PrismError
+from prism_tools.graph.classes import classes_of
+from prism_tools.graph.match import find_matches
+from prism_tools.graph.model import Graph
 from prism_tools.record.coordinator import Coordinator
 from prism_tools.record.turns import State
 from prism_tools.tensors.rules import Rules
@@ -70,6 +75,16 @@ class Alone(Coordinator):
                 seen = self.answered.setdefault(row, [0, least, most])
                 seen[:] = [seen[0] + times, min(seen[1], least), max(seen[2], most)]
         super().on_leave(rank, peer)
+
+
+def misfit(graph: Graph) -> str:
+    """The first operation that lacks partners, and how many more do; "" if all that ranks did alone fits together."""
+    alike = classes_of(graph, np.zeros(graph.world_size, np.int64))
+    problems = find_matches(graph, strict=False, classes=alike).problems
+    if not problems:
+        return ""
+    more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
+    return f"what ranks did alone does not fit together: {problems[0]}{more}; see prism-inspect check"
 
 
 def unanswered(answered: dict[tuple, list[int]]) -> int:

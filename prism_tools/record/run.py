@@ -24,7 +24,7 @@ from prism_tools.graph.schema import EPILOGUE, PRETEND_CUDA, PROLOGUE, UNKNOWN, 
 from prism_tools.graph.stream import signals_wait
 from prism_tools.launch.program import allowed_environment, check_program, fix_hash_seed
 from prism_tools.launch.slurm import all_of
-from prism_tools.record.alone import Alone, explanation, unanswered
+from prism_tools.record.alone import Alone, explanation, misfit, unanswered
 from prism_tools.record.build import build
 from prism_tools.record.coordinator import Coordinator
 from prism_tools.record.replicas import Replicas, summary
@@ -89,10 +89,14 @@ def _finish(options: argparse.Namespace, coordinator: Coordinator, launch: Launc
         payloads.commit()
     if payloads.lost:
         options.progress.warn(loss_text(graph, payloads))
+    if isinstance(coordinator, Alone) and (problem := misfit(graph)):  # nobody has compared them yet
+        options.progress.warn(problem)
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Run the ranks, record nothing, and print which rule answers what; 1 if an operation has none and needs one."""
+    """Run the ranks, record nothing, and print which rule answers what; 1 if an operation has none and needs one.
+
+    PrismError: as for Coordinator.run, after what was answered until then."""
     rules = load(options.rules)
     launch = describe(options, fix_hash_seed())
     with tempfile.TemporaryDirectory() as folder:
@@ -101,15 +105,23 @@ def explain(options: argparse.Namespace) -> int:
         try:
             ranks.preload(True, imports.modules_of(launch.argv, launch.cwd), options.pretend_cuda)
             _run(options, coordinator, launch, rules, Pace())
+        except PrismError:
+            coordinator.collect_traces()
+            _show(options, rules, coordinator)
+            raise
         finally:
             coordinator.close()
             payloads.discard()
-    options.progress.clear()
-    print(explanation(rules, coordinator.answered))
+    _show(options, rules, coordinator)
     lacking = unanswered(coordinator.answered)
     if lacking:
         raise PrismError(f"{options.rules}: {lacking:,} operations need a rule; see NO RULE above")
     return 0
+
+
+def _show(options: argparse.Namespace, rules: Rules, coordinator: Alone) -> None:
+    options.progress.clear()
+    print(explanation(rules, coordinator.answered), flush=True)
 
 
 def cut_ranks(options: argparse.Namespace) -> frozenset[int] | None:

@@ -15,7 +15,6 @@ from prism_tools.graph.schema import Op, Reduce, ReduceOrder
 from prism_tools.tensors import ring
 
 Tensors = list[torch.Tensor]
-Chunk = Callable[[int, int, int], int]  # elements, bytes of one, members → elements of a chunk of the ring
 
 _FOLD: dict[Reduce, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     Reduce.SUM: torch.add,
@@ -47,33 +46,36 @@ def fold(parts: Tensors, kind: Reduce, factor: float = 1.0) -> torch.Tensor:
             total = _FOLD[kind](total, part)
     if kind is Reduce.AVG:
         whole = not (total.dtype.is_floating_point or total.dtype.is_complex)
-        total = total // len(parts) if whole else total / len(parts)
+        total = total.div(len(parts), rounding_mode="trunc") if whole else total / len(parts)  # as NCCL; gloo has none
     return total.to(first.dtype)
 
 
-def fold_ring(parts: Tensors, kind: Reduce, factor: float, chunk_of: Chunk) -> torch.Tensor:
+def fold_ring(parts: Tensors, kind: Reduce, factor: float, op: Op) -> torch.Tensor:
     """As fold, in gloo's order. What does not depend on the order, or gloo cannot add, is folded by rank."""
     first = parts[0]
     if first.is_complex() and kind in (Reduce.SUM, Reduce.AVG):  # torch has gloo add the real numbers in it
         reals = [torch.view_as_real(part).view(-1) for part in parts]
-        return torch.view_as_complex(fold_ring(reals, kind, factor, chunk_of).view(-1, 2))
+        divided = (
+            kind if op is Op.ALL_REDUCE else Reduce.SUM
+        )  # which torch divides, otherwise the complex ones: other bits
+        total = torch.view_as_complex(fold_ring(reals, divided, factor, op).view(-1, 2))
+        return total if divided is kind else total / len(parts)
     if first.dtype not in ring.TYPES or kind not in ring.COMBINE or len(parts) == 1:
         return fold(parts, kind, factor)
     if kind is Reduce.PREMUL_SUM:
         parts = [part * factor for part in parts]
+    chunk_of = ring.reduce_chunk if op is Op.REDUCE else ring.all_reduce_chunk
     total = ring.fold(parts, kind, chunk_of(first.numel(), first.dtype.itemsize, len(parts)))
     return total / len(parts) if kind is Reduce.AVG else total
 
 
-def _sums(
-    ins: list[Tensors], kind: Reduce, factor: float, order: ReduceOrder, chunk_of: Chunk = ring.all_reduce_chunk
-) -> Tensors:
+def _sums(ins: list[Tensors], kind: Reduce, factor: float, order: ReduceOrder, op: Op) -> Tensors:
     """The members' lists, reduced tensor by tensor; gloo's ring takes a list as one vector. Lists of several types are
     sparse tensors and their places, which gloo gathers, and adds rank by rank."""
     if order is ReduceOrder.RANK or any(tensor.dtype != ins[0][0].dtype for tensor in ins[0]):
         return [fold([mine[t] for mine in ins], kind, factor) for t in range(len(ins[0]))]
     flat = [mine[0] if len(mine) == 1 else torch.cat(mine) for mine in ins]
-    return list(fold_ring(flat, kind, factor, chunk_of).split([tensor.numel() for tensor in ins[0]]))
+    return list(fold_ring(flat, kind, factor, op).split([tensor.numel() for tensor in ins[0]]))
 
 
 def execute(
@@ -96,8 +98,7 @@ def execute(
     if op is Op.BARRIER:
         return [[] for _ in members]
     if op in (Op.ALL_REDUCE, Op.REDUCE):
-        chunk_of = ring.all_reduce_chunk if op is Op.ALL_REDUCE else ring.reduce_chunk
-        total = _sums(ins, kind, factor, order, chunk_of)
+        total = _sums(ins, kind, factor, order, op)
         return [total if op is Op.ALL_REDUCE or i == root else [] for i in members]
     if op is Op.BROADCAST:
         return [[] if i == root else ins[root] for i in members]
@@ -107,7 +108,7 @@ def execute(
     if op is Op.REDUCE_SCATTER:
         step = size if whole else 1
         starts = range(0, len(ins[0]) // size * size, step)
-        sums = [out for k in starts for out in _sums([mine[k : k + step] for mine in ins], kind, factor, order)]
+        sums = [out for k in starts for out in _sums([mine[k : k + step] for mine in ins], kind, factor, order, op)]
         return [sums[i::size] for i in members]
     if op is Op.ALL_TO_ALL:
         return [[ins[m][i] for m in members] for i in members]

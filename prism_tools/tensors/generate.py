@@ -124,10 +124,7 @@ def added_up(mine: torch.Tensor, kind: Reduce, factor: float, size: int) -> torc
     if kind is Reduce.SUM:
         return mine if mine.dtype == torch.bool else mine * size
     if kind is Reduce.PRODUCT:
-        if mine.dtype == torch.bool:
-            return mine
-        unsigned = not (mine.is_floating_point() or mine.is_complex() or mine.is_signed())
-        return (mine.long() if unsigned else mine) ** size  # torch has no powers of most unsigned types
+        return mine if mine.dtype == torch.bool else mine**size
     if kind is Reduce.BXOR and size % 2 == 0:
         return torch.zeros_like(mine)
     return mine  # AVG, MIN, MAX, BAND, BOR, and BXOR of an odd number

@@ -73,8 +73,14 @@ def main() -> None:
     vector, out = complexes(rank, 7 * world), torch.empty(7, dtype=torch.complex64)
     dist.reduce_scatter_tensor(out, vector)
     check("reduce_scatter_tensor complex", torch.view_as_real(out))
-    dist.all_reduce(vector)
-    check("all_reduce complex", torch.view_as_real(vector))
+    dist.reduce_scatter_tensor(out, vector, dist.ReduceOp.AVG)
+    check("reduce_scatter_tensor AVG complex", torch.view_as_real(out))
+    for op in ("SUM", "AVG"):
+        dist.all_reduce(total := vector.clone(), getattr(dist.ReduceOp, op))
+        check(f"all_reduce {op} complex", torch.view_as_real(total))
+        dist.reduce(total := vector.clone(), 0, getattr(dist.ReduceOp, op))
+        if rank == 0:
+            check(f"reduce {op} complex", torch.view_as_real(total))
     dist.all_reduce(total := values(rank, long_size(world), torch.float32))
     check("all_reduce long", total)
     dist.reduce(total := values(rank, long_size(world), torch.float32), dst=0)

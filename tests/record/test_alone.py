@@ -193,6 +193,16 @@ def test_explained(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"job.py", "rules.toml", "hooks.py"}
 
 
+def test_explained_until_a_rank_fails(tmp_path):
+    """What was answered until then is what the user needs to see."""
+    text = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    text += "dist.broadcast(torch.ones(1), 0)\ntold = [None]\ndist.broadcast_object_list(told, 0)\nassert told[0]\n"
+    done = record(tmp_path, text, "[[rule]]\ndtype = 'float32'\ngenerate = 'zeros'\n", "--explain-rules", expect=1)
+    rows = [re.split(r"  +", line)[:3] for line in done.stdout.splitlines()]
+    assert rows[1:] == [["line 1", "zeros", "broadcast"], ["-", "NO RULE", "broadcast_object_list"]]
+    assert "another rank's object is not made up; add a rule with object(LITERAL)" in done.stderr
+
+
 def test_replicas_of_gpt(stages):
     """32 ranks: TP 2, PP 2, DP 8. One rank of each of four groups, and a sample."""
     arguments = (*GPT[:-1], 1, "--batch", 4)
@@ -233,6 +243,8 @@ def test_ranks_that_differ_are_all_run(tmp_path):
     assert done.stderr == (
         "prism-record: warning: no groups have members that do the same (ranks 0 and 3 differ first at node 3: "
         "broadcast (job.py:10 <module>), all_reduce (job.py:8 <module>)); all 4 ranks were run\n"
+        "prism-record: warning: what ranks did alone does not fit together: rank 0 broadcast on 0, node 3 (job.py:10 <module>): "
+        "but rank 3 all_reduce on 0, node 3 (job.py:8 <module>) is the same operation in order; see prism-inspect check\n"
     )
     assert len(done.lines("check")) == 4
 

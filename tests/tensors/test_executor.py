@@ -79,8 +79,8 @@ def test_average():
     floats = [[torch.tensor([1.0, 2.0])], [torch.tensor([2.0, 2.5])], [torch.tensor([4.0, 3.5])]]
     third = np.float32(3)
     same(execute(Op.ALL_REDUCE, floats, Reduce.AVG, -1)[1], [np.array([7, 8], np.float32) / third])
-    integers = [[torch.tensor([1, 2])], [torch.tensor([2, 2])], [torch.tensor([4, 5])]]
-    same(execute(Op.ALL_REDUCE, integers, Reduce.AVG, -1)[0], [np.array([2, 3])])
+    integers = [[torch.tensor([1, 2, -1])], [torch.tensor([2, 2, -2])], [torch.tensor([4, 5, -4])]]
+    same(execute(Op.ALL_REDUCE, integers, Reduce.AVG, -1)[0], [np.array([2, 3, -2])])  # NCCL divides as C does
 
 
 def test_multiplied_sum():

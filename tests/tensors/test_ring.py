@@ -35,11 +35,15 @@ def expected_lines(world):
     for kind in (Reduce.MIN, Reduce.MAX):
         ins = [[specials(rank)] for rank in range(world)]
         add(f"all_reduce {kind.name} special", execute(Op.ALL_REDUCE, ins, kind, -1, order=RING))
-    ins = [list(complexes(rank, 7 * world).chunk(world)) for rank in range(world)]
-    outs = execute(Op.REDUCE_SCATTER, ins, Reduce.SUM, -1, order=RING, whole=True)
-    add("reduce_scatter_tensor complex", [[torch.view_as_real(out) for out in mine] for mine in outs])
-    ins = [[torch.view_as_real(complexes(rank, 7 * world)).view(-1)] for rank in range(world)]
-    add("all_reduce complex", execute(Op.ALL_REDUCE, ins, Reduce.SUM, -1, order=RING))
+    for name, kind in (("", Reduce.SUM), (" AVG", Reduce.AVG)):
+        ins = [list(complexes(rank, 7 * world).chunk(world)) for rank in range(world)]
+        outs = execute(Op.REDUCE_SCATTER, ins, kind, -1, order=RING, whole=True)
+        add(f"reduce_scatter_tensor{name} complex", [[torch.view_as_real(out) for out in mine] for mine in outs])
+        ins = [[complexes(rank, 7 * world)] for rank in range(world)]
+        for op, ranks in ((Op.ALL_REDUCE, range(world)), (Op.REDUCE, [0])):
+            outs = execute(op, ins, kind, 0, order=RING)
+            reals = [[torch.view_as_real(out) for out in mine] for mine in outs]
+            add(f"{op.name.lower()} {kind.name} complex", reals, ranks)
     ins = [[values(rank, long_size(world), torch.float32)] for rank in range(world)]
     add("all_reduce long", execute(Op.ALL_REDUCE, ins, Reduce.SUM, -1, order=RING))
     add("reduce long", execute(Op.REDUCE, ins, Reduce.SUM, 0, order=RING), [0])
