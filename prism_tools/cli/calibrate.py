@@ -63,6 +63,11 @@ def _calibrate(options: argparse.Namespace) -> None:
         gains.append(gain)
     if not gains:
         graph = calibrate(graph)
+    if missing := common.unmeasured(graph):
+        remedy = "measure them, or slice with --cover classes"
+        options.progress.warn(
+            f"ranks {missing} were never measured, others of their programs stand in for them; {remedy}"
+        )
     _warn_of_emulated(graph, options)
     common.write_graph(graph, options)
     for gain in gains:

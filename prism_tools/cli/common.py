@@ -311,6 +311,14 @@ def read_graph(options: argparse.Namespace) -> Graph:
     return file.read(options.file, partial=getattr(options, "partial", False))
 
 
+def unmeasured(graph: Graph) -> str:
+    """Ranks that no slice of a plan for all of them holds, such as "2-3"; "" if there are none."""
+    from prism_tools.graph.names import ranks_text
+
+    missing = set(range(graph.world_size)).difference(graph.timing.rank.tolist() if graph.timing else ())
+    return ranks_text(missing) if missing and graph.environment.get("slice", {}).get("cover") == "all" else ""
+
+
 def check_output(options: argparse.Namespace) -> None:
     """PrismError if the graph would be written to a terminal, or cannot be written; call it before long work."""
     if options.output == "-" and sys.stdout.isatty():

@@ -225,13 +225,11 @@ def _plan(options: argparse.Namespace) -> None:
 def _merge(options: argparse.Namespace) -> None:
     common.check_output(options)
     from prism_tools.graph import file
-    from prism_tools.graph.names import ranks_text
     from prism_tools.slicing.merge import merge
 
     options.file, graph = merge([(name, file.read(name)) for name in options.files])
-    missing = set(range(graph.world_size)).difference(graph.timing.rank.tolist() if graph.timing else ())
-    if missing and graph.environment.get("slice", {}).get("cover") == "all":
-        options.progress.warn(f"ranks {ranks_text(missing)} are in no part; is a slice missing?")
+    if missing := common.unmeasured(graph):
+        options.progress.warn(f"ranks {missing} are in no part; is a slice missing?")
     common.write_graph(graph, options)
 
 

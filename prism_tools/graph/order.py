@@ -173,7 +173,8 @@ def _lane_pairs(program: Program, nodes: np.ndarray) -> np.ndarray:
 
 def _stuck(graph: Graph, matches: Matches, order: Order) -> PrismError:
     """What each rank waits in: those that wait in a circle, then who waits for them."""
-    arrived, gone = np.zeros(len(order.owner), bool), np.zeros(len(order.releases), bool)
+    arrived = np.zeros(len(order.owner), bool)
+    gone = np.zeros(len(order.releases) + 1, bool)  # the last: of nodes that no release lets go
     arrived[order.steps[order.steps >= 0]] = True
     gone[-order.steps[order.steps < 0] - 1] = True
     gate = np.full(len(order.owner), -1, np.int64)

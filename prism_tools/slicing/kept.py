@@ -10,6 +10,7 @@ from pathlib import Path
 
 from prism_tools.errors import PrismError
 from prism_tools.graph import file, provenance
+from prism_tools.graph.check import refuse_backwards
 from prism_tools.graph.fields import Tree
 from prism_tools.graph.model import Graph, Memory, Probes, Timing
 from prism_tools.graph.tree import to_tree
@@ -80,6 +81,7 @@ class Kept:
         try:
             graph = file.read(path)
             check_same(self._tree, to_tree(graph), self._options.file, str(path))
+            refuse_backwards(graph, str(path))  # a further pass failed at it, and would again
         except PrismError as error:
             self._options.progress.warn(f"{error}: measured again")
             return None

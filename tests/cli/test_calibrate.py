@@ -66,6 +66,19 @@ def test_a_clock_that_went_backwards_is_refused_on_every_way(tmp_path):
     assert not (tmp_path / "out.h5").exists()
 
 
+@pytest.mark.parametrize("cover, warned", [("all", True), ("classes", False)])
+def test_ranks_that_others_stand_in_for_are_named(cover, warned, tmp_path):
+    graph = build(4, {f"w{k}": [k] for k in range(4)}, lambda rank: [compute(), comm("barrier", f"w{rank}")])
+    add_timing(graph, {rank: [(0, 0, 0, 5), (5, 5, 5, 7)] for rank in (0, 2)})
+    graph.environment = {"slice": {"cover": cover}}
+    file.write(graph, tmp_path / "in.h5")
+    said = tools.run("calibrate", "in.h5", "-o", "out.h5", cwd=tmp_path).stderr
+    told = (
+        "ranks 1,3 were never measured, others of their programs stand in for them; measure them, or slice with --cover"
+    )
+    assert said == (f"prism-calibrate: warning: {told} classes\n" if warned else "")
+
+
 def test_standard_input_is_one_graph(tmp_path):
     error = tools.run("calibrate", "--realign", "-", "-o", "out.h5", cwd=tmp_path, expect=2).stderr
     assert error == "prism-calibrate: --realign -: standard input cannot be both graphs; name one of them\n"

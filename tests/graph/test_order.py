@@ -106,6 +106,13 @@ def test_edges_in_a_circle_are_named_although_others_wait_for_them():
         order_of(graph)
 
 
+def test_edges_in_a_circle_need_no_communication():
+    graph = build(1, {}, lambda rank: [compute(), compute(), compute()])
+    graph.programs[0].edges = np.array([[2, 1]], np.int32)
+    with pytest.raises(PrismError, match=r": rank 0 compute \(node 1\); rank 0 compute \(node 2\); the program"):
+        order_of(graph)
+
+
 def test_empty_graph_has_an_empty_order():
     order = order_of(build(1, {}, lambda rank: []))
     assert (len(order.steps), len(order.preds)) == (0, 0)

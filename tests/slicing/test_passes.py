@@ -61,6 +61,18 @@ def test_a_calibrated_graph_is_sliced_at_its_times(twice, tmp_path):
     assert part.timing.iteration_ns[0][1:].mean() > 0.5 * LATE
 
 
+def alone():
+    return build(1, {"world": [0]}, lambda rank: [compute(), comm("barrier", "world"), step()] * 3)
+
+
+def asked(folder, most, said):
+    """Options of prism-slice run --passes ``most``."""
+    return argparse.Namespace(
+        file=str(folder / "bare.h5"), repeat=1, passes=most, parallel=1, tool="prism-slice", argv=["prism-slice"],
+        progress=Progress("prism-slice", said), output="x.h5", verbose=0,
+    )  # fmt: skip
+
+
 def measured(bare, length):
     """``bare`` with one slice, of its only rank, whose iterations take ``length`` ns each."""
     graph, rows = replace(bare, stage="sliced"), []
@@ -74,12 +86,8 @@ def measured(bare, length):
 def settle(folder, first, lengths, most, before=None):
     """run_passes, of which an earlier call has measured passes 2, 3, … (iterations of ``lengths``): one more pass would run
     the program, which there is none. Returns what was kept, told and said."""
-    bare = build(1, {"world": [0]}, lambda rank: [compute(), comm("barrier", "world"), step()] * 3)
-    said = io.StringIO()
-    options = argparse.Namespace(
-        file=str(folder / "bare.h5"), repeat=1, passes=most, parallel=1, tool="prism-slice", argv=["prism-slice"],
-        progress=Progress("prism-slice", said), output="x.h5", verbose=0,
-    )  # fmt: skip
+    bare, said = alone(), io.StringIO()
+    options = asked(folder, most, said)
     kept, one = Kept(bare, folder, options), np.ones(1, np.int64)
     for number, length in enumerate(lengths, 2):
         memory = Memory(np.zeros(1, np.int32), one, one, one, ["slice"])
@@ -105,9 +113,21 @@ def test_passes_end_when_as_many_were_made_as_were_asked_for(tmp_path):
     assert last in said
 
 
+def test_a_kept_slice_whose_clock_went_backwards_is_measured_again(tmp_path):
+    """The remedy of the error that ends the passes is to run the same command again."""
+    bare, said = alone(), io.StringIO()
+    kept, one = Kept(bare, tmp_path, asked(tmp_path, 2, said)), np.ones(1, np.int64)
+    part = Part(measured(bare, 100).timing, Memory(np.zeros(1, np.int32), one, one, one, ["slice"]))
+    kept.save("slice-0", part)
+    assert kept.part("slice-0", [0]) is not None and said.getvalue() == ""
+    part.timing.end[0][3] = part.timing.start[0][3] - 1
+    kept.save("slice-0", part)
+    assert kept.part("slice-0", [0]) is None
+    assert said.getvalue().endswith("; a clock went backwards, run prism-slice again: measured again\n")
+
+
 def test_the_first_pass_at_calibrated_times_is_compared_with_them(tmp_path):
-    bare = build(1, {"world": [0]}, lambda rank: [compute(), comm("barrier", "world"), step()] * 3)
-    before = calibrate(measured(bare, 100_050)).timeline
+    before = calibrate(measured(alone(), 100_050)).timeline
     ns, told, _ = settle(tmp_path, 100_000, [], most=9, before=before)
     assert (ns, told) == (100_000, [{"iteration_ns": 100_000, "moved": 100_000 / 100_050 - 1}])
 
