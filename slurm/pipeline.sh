@@ -33,6 +33,7 @@ submit() { # NAME SBATCH-ARGUMENT...
 }
 set -E # the trap holds in functions too
 submit record --nodes="${PRISM_NODES:-1}" "$here/record.sbatch" -n "$world" -o "$folder/bare.h5" -- "$@"
-submit slices --nodes="${PRISM_NODES:-2}" --array="0-$(((world - 1) / size))" "$here/slice.sbatch" "$folder/slices" "$folder/bare.h5" -s "$size"
+tasks=$(((world - 1) / size + 1)) # the plan, which has more slices where these keep nodes and groups together, needs the recording
+submit slices --nodes="${PRISM_NODES:-2}" --array="0-$((tasks - 1))" "$here/slice.sbatch" --every "$tasks" "$folder/slices" "$folder/bare.h5" -s "$size"
 submit calibrate --nodes="${PRISM_NODES:-1}" "$here/calibrate.sbatch" "$folder/slices" "$size" "$folder/calibrated.h5"
 submit replay --nodes="${PRISM_NODES:-2}" "$here/replay.sbatch" -r "$ranks" "$folder/calibrated.h5" -o "$folder/replayed.h5"

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from prism_tools.calibrate.durations import durations
+from prism_tools.calibrate.durations import from_measurements
 from prism_tools.calibrate.schedule import timeline
 from prism_tools.calibrate.steady import steady_state
-from prism_tools.errors import PrismError
-from prism_tools.graph.check import times_monotone
+from prism_tools.graph.check import refuse_backwards
 from prism_tools.graph.classes import Classes, classes_of
 from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Durations, Graph
@@ -25,9 +24,8 @@ def calibrate(graph: Graph) -> Graph:
     A graph that was never measured but has durations is solved with these. PrismError if there is neither for some
     rank, a measured clock went backwards, or the graph has no consistent order.
     """
-    if backwards := times_monotone(graph):
-        raise PrismError(f"{backwards[0]}; a clock went backwards, run prism-slice again")
-    known = durations(graph, find_matches(graph)) if graph.timing or not graph.durations else graph.durations
+    refuse_backwards(graph)
+    known = from_measurements(graph) if graph.timing or not graph.durations else graph.durations
     matches = find_matches(graph, classes=_classes(graph, known))
     order = dependency_order(graph, matches)
     solved = timeline(graph, matches, order, known)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from prism_tools.calibrate.durations import durations
+from prism_tools.calibrate.durations import from_measurements
 from prism_tools.errors import PrismError
 from prism_tools.graph.iterations import counted, iteration_times
-from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Graph
 from prism_tools.graph.schema import UNKNOWN, Kind
 
 
 def own_spans_only(graph: Graph) -> float:
     """Iteration time, ns, if nobody waited for anybody: each rank's own compute and communication, mean over ranks."""
-    known = graph.durations or durations(graph, find_matches(graph))
+    known = graph.durations or from_measurements(graph)
     chosen = counted(graph)
     sums = []
     for rank in range(graph.world_size):

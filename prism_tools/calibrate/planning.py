@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_tools.calibrate.durations import durations
+from prism_tools.calibrate.durations import from_measurements
 from prism_tools.calibrate.schedule import timeline
 from prism_tools.calibrate.selectors import Nodes, Selector, by_slots, told_apart
 from prism_tools.calibrate.steady import steady_state
 from prism_tools.errors import PrismError
 from prism_tools.graph.alike import meetings
+from prism_tools.graph.check import refuse_backwards
 from prism_tools.graph.classes import classes_of, everybody
 from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted
@@ -28,7 +29,8 @@ from prism_tools.graph.semantics import computing_lanes
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
 
-FIELDS = ("own", "tail", "spread", "source")
+FIELDS = ("own", "tail", "spread", "bias", "source")
+MOST = 1e18  # ns that all durations may add up to: so long are sums, and cycles of the steady state, within int64
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Planner:
     """A graph, solved again and again with other durations."""
 
     def __init__(self, graph: Graph, apart: Sequence[np.ndarray] | None = None) -> None:
-        """The durations of a calibrated graph are its own, those of any other come from its measurements.
+        """The durations of a calibrated graph are its own, those of any other come from its measurements, if it has any.
 
         ``apart``: int[W] columns; ranks that are equal in each and take equally long are solved as one, and must stay
         so. None: every rank by itself.
@@ -67,7 +69,8 @@ class Planner:
         self.graph = graph
         known, solved = graph.durations, graph.timeline
         if graph.stage in ("bare", "sliced") or known is None or solved is None:
-            known, solved = durations(graph, find_matches(graph)), None
+            refuse_backwards(graph)
+            known, solved = from_measurements(graph) if graph.timing or not known else known, None
         classes = everybody(graph) if apart is None else classes_of(graph, known.row, *apart)
         self.matches = find_matches(graph, classes=classes)
         self._order = dependency_order(graph, self.matches)
@@ -136,6 +139,10 @@ def _chosen(nodes: Nodes, change: Change) -> np.ndarray:
     chosen = nodes.select(change.selector)
     if change.how == "delay" and change.selector.terms.keys() <= {"rank", "iteration"}:
         chosen = _first_spans(nodes, chosen)
+        if not chosen.any():
+            raise PrismError(
+                f"{change.text}: no compute span in an iteration of these ranks; select what to delay by kind=…"
+            )
     return chosen
 
 
@@ -158,34 +165,39 @@ def _changed(
 ) -> Durations:
     """``known`` with ``change`` made to the ``chosen`` nodes, whose source is PLANNED from then on."""
     row = known.row[matches.classes.lowest]
-    own, tail, spread, source = (flat(getattr(known, name), row).copy() for name in FIELDS)
+    own, tail, spread, bias, source = (flat(getattr(known, name), row).copy() for name in FIELDS)
+    count = np.bincount(matches.classes.of_rank, minlength=len(matches.classes))
     if change.how == "scale":
-        for column in (own, tail, spread):
-            column[chosen] = np.rint(column[chosen] * float(change.amount))
+        for column in (own, tail, spread, bias):
+            column[chosen] = np.minimum(np.rint(column[chosen] * float(change.amount)), 2 * MOST)
     elif change.how == "delay":
         own[chosen] += int(change.amount)
     elif change.how == "set" or change.amount == "comm":
-        own[chosen], tail[chosen], spread[chosen] = int(change.amount if change.how == "set" else 0), 0, 0
+        own[chosen] = int(change.amount if change.how == "set" else 0)
+        tail[chosen] = spread[chosen] = bias[chosen] = 0
     else:
-        count = np.bincount(matches.classes.of_rank, minlength=len(matches.classes))
         for number, program in enumerate(graph.programs):
             mine = np.flatnonzero(graph.ranks.program[matches.classes.lowest] == number)
             places = matches.base[mine][:, None] + np.flatnonzero(program.kind != Kind.COMM)
-            for column in (own, spread):
+            for column in (own, spread, bias):
                 column[places] = np.rint(count[mine] @ column[places] / max(count[mine].sum(), 1))
+    if float((own + tail).astype(float) @ np.repeat(count, np.diff(matches.base))) > MOST:
+        raise PrismError(
+            f"{change.text}: makes durations of {MOST / 1e9:,.0f} s and more; give a smaller factor or time"
+        )
     source[chosen] = Source.PLANNED
-    changed = packed(matches.base, own, tail, spread, source)
+    changed = packed(matches.base, own, tail, spread, bias, source)
     changed.row = changed.row[matches.classes.of_rank]
     return changed
 
 
-def packed(base: np.ndarray, own: np.ndarray, tail: np.ndarray, spread: np.ndarray, source: np.ndarray) -> Durations:
-    """Durations from arrays by flat node; ranks with equal ones share a row."""
+def packed(base: np.ndarray, *columns: np.ndarray) -> Durations:
+    """Durations from arrays of FIELDS by flat node; ranks with equal ones share a row."""
     known: dict[bytes, int] = {}
     row = np.zeros(len(base) - 1, np.int32)
-    rows = Durations(row, [], [], [], [])
+    rows = Durations(row, [], [], [], [], [])
     for rank in range(len(row)):
-        part = [column[base[rank] : base[rank + 1]] for column in (own, tail, spread, source)]
+        part = [column[base[rank] : base[rank + 1]] for column in columns]
         row[rank] = known.setdefault(b"".join(column.tobytes() for column in part), len(known))
         if row[rank] == len(rows.own):
             for name, column in zip(FIELDS, part, strict=True):
@@ -202,8 +214,9 @@ def _length(solved: Timeline) -> int:
 def _half(
     graph: Graph, matches: Matches, before: tuple[Durations, Timeline], after: tuple[Durations, Timeline]
 ) -> float:
-    """Half-width of the gain, in quadrature: two standard errors of its values in the counted iterations; the spread of what
-    only one of the critical paths holds, or holds changed; and as much of it as the iteration time itself is in doubt."""
+    """Half-width of the gain, in quadrature: two standard errors of its values in the counted iterations; the spread and the
+    bias (which add up) of what only one of the critical paths holds, or holds changed; and as much of it as the iteration
+    time itself is in doubt."""
     (_, first), (_, last) = before, after
     count = len(first.iteration_ns)
     if not count or first.interval_ns == UNKNOWN:
@@ -211,18 +224,21 @@ def _half(
     gains = last.iteration_ns - first.iteration_ns
     between = 2 * float(np.std(gains, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
     old, new = _on_path(graph, matches, *before), _on_path(graph, matches, *after)
-    doubt = np.array([new.get(place, 0) - old.get(place, 0) for place in old | new], float)
-    path = math.sqrt(float(np.sum(doubt**2))) / count
+    nothing = np.zeros(2)
+    doubt = np.array([new.get(place, nothing) - old.get(place, nothing) for place in old | new]).reshape(-1, 2)
+    path = math.hypot(math.sqrt(float(np.sum(doubt[:, 0] ** 2))), float(np.sum(np.abs(doubt[:, 1])))) / count
     share = first.interval_ns / max(first.iteration_time_ns, 1)
     return math.hypot(between, path, share * (last.iteration_time_ns - first.iteration_time_ns))
 
 
-def _on_path(graph: Graph, matches: Matches, known: Durations, solved: Timeline) -> dict[tuple[bool, int, int], int]:
-    """The spread of what is on the critical path: of nodes by (False, rank, node), of matches by (True, *meeting)."""
+def _on_path(
+    graph: Graph, matches: Matches, known: Durations, solved: Timeline
+) -> dict[tuple[bool, int, int], np.ndarray]:
+    """Spread and bias of what is on the critical path: of nodes by (False, rank, node), of matches by (True, *meeting)."""
     rank, node = solved.critical.T
     place = np.cumsum([0, *(len(spread) for spread in known.spread)])[known.row[rank]] + node
-    spread = np.concatenate([np.empty(0, np.int64), *known.spread])[place]
+    doubt = [np.concatenate([np.empty(0, np.int64), *rows])[place] for rows in (known.spread, known.bias)]
     meeting = meetings(graph, matches, solved.critical)
     met = meeting[:, 0] >= 0
     names = np.where(met[:, None], meeting, solved.critical)
-    return dict(zip(zip(met.tolist(), *names.T.tolist(), strict=True), spread.tolist(), strict=True))
+    return dict(zip(zip(met.tolist(), *names.T.tolist(), strict=True), np.stack(doubt, 1), strict=True))

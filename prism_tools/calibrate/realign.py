@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism_tools.calibrate.durations import durations
+from prism_tools.calibrate.entries import Entries
 from prism_tools.calibrate.measured import read_rows
 from prism_tools.calibrate.planning import FIELDS, Gain, Planner, packed
-from prism_tools.calibrate.probes import key_of
+from prism_tools.calibrate.probes import keys_of
 from prism_tools.errors import PrismError
+from prism_tools.graph.check import refuse_backwards
 from prism_tools.graph.equations import flat
-from prism_tools.graph.model import Graph, Probes, Timing
+from prism_tools.graph.match import find_matches
+from prism_tools.graph.model import Graph, Memory, Probes, Timing
 from prism_tools.graph.names import callsite_text, op_text, ranks_text
 from prism_tools.graph.schema import P2P, Kind, Op, Source
 
@@ -36,9 +39,11 @@ def realign(graph: Graph, new: Graph, name: str) -> tuple[Graph, Gain]:
     _check_same(graph, new, name)
     if new.timing is None or not len(new.timing.rank):
         raise PrismError(f"{name}: nothing was measured; run prism-slice first")
+    refuse_backwards(new, name)
     joined = replace(graph, timing=_timing(graph.timing, new.timing), probes=_probes(graph.probes, new.probes))
     planner = Planner(graph)
     matches = planner.matches
+    _check_met(graph, matches, new, name)
     fresh = durations(joined, matches)
     anew = _anew(joined, matches, set(new.timing.rank.tolist()), new.probes, graph, fresh.source, fresh.row)
     columns = [
@@ -50,7 +55,7 @@ def realign(graph: Graph, new: Graph, name: str) -> tuple[Graph, Gain]:
     ranks = ranks_text(new.timing.rank.tolist())
     planner.step(f"ranks {ranks} measured anew in {name}", packed(matches.base, *columns), anew)
     solved, gain = planner.result()
-    return replace(solved, timing=joined.timing, probes=joined.probes), gain
+    return replace(solved, timing=joined.timing, probes=joined.probes, memory=_memory(graph.memory, new.memory)), gain
 
 
 def _anew(
@@ -63,16 +68,15 @@ def _anew(
     anew = np.repeat(of_rank, np.diff(matches.base))
     now, before = flat(source, row), flat(old.durations.source, old.durations.row)
     probed = set(zip(*(_keys(probes)), strict=True)) if probes is not None else set()
-    for match in range(len(matches)):
-        members = matches.members[match]
-        which = [matches.rank_of(member) for member in members]
-        kind, known = int(now[members[0]]), int(before[members[0]])
-        if kind == Source.PROBE:
-            key = key_of(joined, matches, match)
-            fresh = (key.op, key.dtype, key.reduce, key.size, key.bytes) in probed and known != Source.REAL
-        else:
-            fresh = bool(of_rank[which].all()) and (kind == Source.REAL or known == kind)
-        anew[members] = fresh
+    entries = Entries(joined, matches)
+    keys, key = keys_of(joined, matches, entries)
+    first = matches.members.data[entries.first]
+    kind, known = now[first], before[first]
+    found = np.array([tuple(getattr(k, name) for name in PROBED) in probed for k in keys], bool)[key]
+    all_new = np.logical_and.reduceat(of_rank[entries.rank], entries.first) if len(matches) else found
+    real = all_new & ((kind == Source.REAL) | (known == kind))
+    fresh = np.where(kind == Source.PROBE, found & (known != Source.REAL), real)
+    anew[entries.flat] = fresh[entries.match]
     return anew
 
 
@@ -100,6 +104,15 @@ def _probes(old: Probes | None, new: Probes | None) -> Probes | None:
     return _joined(old, np.array(kept, np.int64), new)
 
 
+def _memory(old: Memory | None, new: Memory | None) -> Memory | None:
+    """The rows of both; of a rank's peaks in one stage, that of ``new``."""
+    if old is None or new is None:
+        return new or old
+    anew = set(zip(new.rank.tolist(), new.stage, strict=True))
+    kept = [k for k, key in enumerate(zip(old.rank.tolist(), old.stage, strict=True)) if key not in anew]
+    return _joined(old, np.array(kept, np.int64), new)
+
+
 def _joined(old: Any, kept: np.ndarray, new: Any) -> Any:
     """The ``kept`` rows of ``old`` and all of ``new``; an optional column (iteration_ns) only if both have it."""
     columns: dict[str, Any] = {}
@@ -117,35 +130,72 @@ def _check_same(graph: Graph, new: Graph, name: str) -> None:
     groups may differ: the program was edited."""
     if graph.world_size != new.world_size:
         raise PrismError(f"{name}: a program of {new.world_size} ranks, not {graph.world_size}; record it with as many")
-    known: dict[tuple[int, ...], int] = {}
+    known: dict[tuple[int, ...], int] = {}  # thousands of ranks may have values of their own, but share a program
     for rank in range(graph.world_size):
-        key = tuple(int(column[rank]) for g in (graph, new) for column in (g.ranks.program, g.ranks.values))
+        programs = tuple(int(g.ranks.program[rank]) for g in (graph, new))
+        key = (*programs, *(int(g.ranks.values[rank]) for g in (graph, new)))
+        if programs not in known:
+            known[programs] = _first_difference(graph, new, rank)
         if key not in known:
-            known[key] = _first_difference(graph, new, rank)
-        node = known[key] if known[key] >= 0 else _other_group(graph, new, rank)
+            known[key] = _other_bytes(graph, new, rank)
+        found = [known[each] for each in (programs, key) if known[each] >= 0]
+        node = min(found) if found else _other_group(graph, new, rank)
         if node >= 0:
-            number = int(np.count_nonzero(graph.program_of(rank).kind[:node] == Kind.COMM))
-            raise PrismError(
-                f"{name}: another program: rank {rank} differs at operation {number}: {_what(new, rank, node)} there, "
-                f"{_what(graph, rank, node)} here; record and slice it from the beginning"
-            )
+            raise _differs(graph, rank, node, name, _what(new, rank, node), _what(graph, rank, node))
+
+
+def _check_met(graph: Graph, matches: Matches, new: Graph, name: str) -> None:
+    """PrismError naming the first operation that has other counterparts in ``new``: tags may say so."""
+    try:
+        others = find_matches(new)
+    except PrismError as error:
+        raise PrismError(f"{name}: {error}") from None
+    met = np.flatnonzero(matches.of_node >= 0)  # these are all that communicate, in both
+    first = [each.members.data[each.members.offset[each.of_node[met]]] for each in (matches, others)]
+    for flat_node in met[first[0] != first[1]][:1].tolist():
+        texts = []
+        for each in (others, matches):
+            them = [member for member in each.members[each.of_node[flat_node]].tolist() if member != flat_node]
+            texts.append(f"it meets {', '.join(_place_text(graph, matches, member) for member in them)}")
+        raise _differs(graph, matches.rank_of(flat_node), matches.node_of(flat_node), name, *texts)
+
+
+def _place_text(graph: Graph, matches: Matches, flat_node: int) -> str:
+    rank, node = matches.rank_of(flat_node), matches.node_of(flat_node)
+    return f"rank {rank}'s operation {_number(graph, rank, node)}"
+
+
+def _number(graph: Graph, rank: int, node: int) -> int:
+    """How many operations of ``rank`` come before ``node``."""
+    return int(np.count_nonzero(graph.program_of(rank).kind[:node] == Kind.COMM))
+
+
+def _differs(graph: Graph, rank: int, node: int, name: str, there: str, here: str) -> PrismError:
+    where = f"{name}: another program: rank {rank} differs at operation {_number(graph, rank, node)}"
+    return PrismError(f"{where}: {there} there, {here} here; record and slice it from the beginning")
 
 
 def _first_difference(graph: Graph, new: Graph, rank: int) -> int:
-    """The first node of ``rank`` that is not the same, -1 if all are."""
+    """The first node of ``rank`` that is not the same, whatever its bytes, -1 if all are."""
     a, b = graph.program_of(rank), new.program_of(rank)
     length = min(len(a), len(b))
     differ = np.zeros(length, bool)
     for column in SAME:
         differ |= a.columns[column][:length] != b.columns[column][:length]
     differ |= np.array(graph.lanes)[a.lane[:length]] != np.array(new.lanes)[b.lane[:length]]
-    differ |= graph.values_of(rank).bytes[:length] != new.values_of(rank).bytes[:length]
     if differ.any():
         return int(np.argmax(differ))
     if len(a) != len(b):
         return length
     here, there = ({tuple(edge) for edge in program.edges.tolist()} for program in (a, b))
     return min((max(edge) for edge in here ^ there), default=-1)
+
+
+def _other_bytes(graph: Graph, new: Graph, rank: int) -> int:
+    """The first node of ``rank`` that has other bytes in ``new``, -1 if there is none."""
+    here, there = graph.values_of(rank).bytes, new.values_of(rank).bytes
+    length = min(len(here), len(there))
+    return int(next(iter(np.flatnonzero(here[:length] != there[:length])), -1))
 
 
 def _other_group(graph: Graph, new: Graph, rank: int) -> int:

@@ -15,7 +15,7 @@ from prism_tools.graph.equations import flat
 from prism_tools.graph.iterations import counted, iteration_times, last_nodes
 from prism_tools.graph.model import Durations, Graph, Timeline
 from prism_tools.graph.own import own_times
-from prism_tools.graph.schema import EPILOGUE, UNKNOWN, Source
+from prism_tools.graph.schema import EPILOGUE, UNKNOWN
 
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
@@ -97,18 +97,17 @@ def _last(graph: Graph, classes: Classes, ends: list[np.ndarray], chosen: range)
 def _interval(
     graph: Graph, matches: Matches, durations: Durations, iteration_ns: np.ndarray, critical: np.ndarray
 ) -> int:
-    """Half-width: variation between iterations (two standard errors), spread of the durations on the critical path, and
-    disagreement between the runs of a rank, combined in quadrature; UNKNOWN from one iteration of one run. What was fitted is
-    wrong by the same each time: these spreads add up."""
+    """Half-width: variation between iterations (two standard errors), spread and bias of the durations on the critical path,
+    and disagreement between the runs of a rank or those that stand for it, combined in quadrature; UNKNOWN from one iteration
+    of one run. What is wrong by the same each time adds up."""
     count = len(iteration_ns)
     between = 2 * float(np.std(iteration_ns, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
     rank, node = critical.T
     match = matches.of_node[matches.base[matches.classes.of_rank[rank]] + node]
     once = np.append((match[1:] < 0) | (match[1:] != match[:-1]), True)[: len(node)]  # a jump lists two members
     place = (np.cumsum([0, *(len(spread) for spread in durations.spread)])[durations.row[rank]] + node)[once]
-    spread = np.concatenate(durations.spread)[place].astype(float)
-    fitted = np.concatenate(durations.source)[place] == Source.FIT
-    path = math.hypot(float(np.sqrt(np.sum(spread[~fitted] ** 2))), float(np.sum(spread[fitted]))) / count
+    spread, bias = (np.concatenate(rows)[place].astype(float) for rows in (durations.spread, durations.bias))
+    path = math.hypot(float(np.sqrt(np.sum(spread**2))), float(np.sum(bias))) / count
     disagreement = _disagreement(graph, sorted(set(critical[:, 0].tolist())))
     if count == 1 and not disagreement:
         return UNKNOWN
@@ -116,13 +115,14 @@ def _interval(
 
 
 def _disagreement(graph: Graph, ranks: list[int]) -> float:
-    """Half the range, over the runs of a rank, of its own time per counted iteration; the mean over those of ``ranks``
-    that were measured more than once; 0 if none was."""
+    """Half the range, over the runs of a rank or of all that could stand in for it, of its own time per counted iteration;
+    the mean over those of ``ranks`` with more than one; 0 if there is none."""
     if graph.timing is None or not len(graph.timing.rank):
         return 0.0
     measured, chosen, halves = read_rows(graph), counted(graph), []
     for rank in ranks:
-        program, rows = graph.program_of(rank), measured.rows[rank]
+        program, alike = graph.program_of(rank), measured.alike.get(rank, [rank])
+        rows = [row for other in alike for row in measured.rows[other]]
         if len(rows) < 2:
             continue
         nodes = np.isin(program.segment, np.array(chosen))

@@ -1,8 +1,9 @@
 """Selectors: which nodes "op=all_reduce group=dp rank=0-3" means.
 
-Words of KEY=VALUES, all of which must hold; VALUES is a comma list, of which one must. A word of numbers alone is a list
-of ranks. Names are shell patterns. Without ``kind`` a selector means communication where it says ``op``, ``group`` or
-``at``, all but marks where it says ``lane``, and compute spans else.
+Words of KEY=VALUES, all of which must hold; VALUES is a comma list, of which one must. A value that is nowhere in the file
+is an error: it is a slip, and what it was meant to change would stay as it is. A word of numbers alone is a list of ranks.
+Names are shell patterns. Without ``kind`` a selector means communication where it says ``op``, ``group`` or ``at``, all but
+marks where it says ``lane``, and compute spans else.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SHOWN = 8  # values named in an error
 
 @dataclass(frozen=True)
 class Selector:
-    """``terms``: key → values: numbers for rank and iteration, else patterns. ``text``: as it was written."""
+    """``terms``: key → values: ranges of numbers for rank and iteration, else patterns. ``text``: as it was written."""
 
     text: str
     terms: dict[str, list]
@@ -44,6 +45,8 @@ def parse_selector(text: str) -> Selector:
             key, values = "rank", word
         if key not in KEYS or not values:
             raise ValueError(f"{word!r} is no {'=…, '.join(KEYS[:-1])}=… or {KEYS[-1]}=…")
+        if "" in values.split(","):
+            raise ValueError(f"{word!r} has an empty value")
         if key in terms:
             raise ValueError(f"{key} is given twice; write {key}=A,B")
         terms[key] = _numbers(values) if key in ("rank", "iteration") else values.split(",")
@@ -54,24 +57,22 @@ def parse_selector(text: str) -> Selector:
     return Selector(text, terms)
 
 
-def _numbers(text: str) -> list[int]:
-    found: list[int] = []
+def _numbers(text: str) -> list[range]:
+    found: list[range] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if not match or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(f"{text!r} is no list of numbers such as 0-3,8")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+        found.append(range(int(match[1]), int(match[2] or match[1]) + 1))
     return found
 
 
 def told_apart(graph: Graph, selector: Selector) -> list[np.ndarray]:
-    """int64[W] columns, equal where the selector says the same of ranks, and of their groups."""
-    columns = []
-    if "rank" in selector.terms:
-        columns.append(np.isin(np.arange(graph.world_size), selector.terms["rank"]))
-    if "group" in selector.terms:
-        names = _group_names(graph)
-        columns.append(by_slots(graph, [_match(names[group], selector.terms["group"]) for group in names]))
+    """int64[W] columns, equal where each value of the selector says the same of ranks, and of their groups."""
+    rank, names = np.arange(graph.world_size), _group_names(graph) if "group" in selector.terms else {}
+    columns = [(rank >= value.start) & (rank < value.stop) for value in selector.terms.get("rank", ())]
+    for value in selector.terms.get("group", ()):
+        columns.append(by_slots(graph, [_match(names[group], value) for group in names]))
     return columns
 
 
@@ -110,12 +111,22 @@ class Nodes:
         self._column["group"][met] = matches.group[matches.of_node[met]]
 
     def select(self, selector: Selector) -> np.ndarray:
-        """bool per flat node; all members of a match that has one selected member. PrismError if there is none."""
+        """bool per flat node; all members of a match that has one selected member. PrismError if there is none, or a value
+        holds for nothing in the file."""
         chosen = self._of_kind(selector.terms)
         for key, values in selector.terms.items():
-            chosen &= self._holds(key, values)
+            holds = np.zeros(len(chosen), bool)
+            for value in values:
+                here = self._holds(key, value)
+                if not here.any():
+                    which = "" if len(values) == 1 else f" with {_value_text(value)}"
+                    raise PrismError(f"{selector.text!r} selects nothing{which}: {self._there_is(key)}")
+                holds |= here
+            chosen &= holds
         if not chosen.any():
-            raise PrismError(f"{selector.text!r} selects nothing: {self._reason(selector)}")
+            raise PrismError(
+                f"{selector.text!r} selects nothing: no node is all of this at once; see prism-inspect nodes"
+            )
         return self.with_matches(chosen)
 
     def with_matches(self, chosen: np.ndarray) -> np.ndarray:
@@ -132,14 +143,14 @@ class Nodes:
             return self.kind == Kind.COMM
         return self.kind != Kind.MARK if "lane" in terms else self.kind == Kind.COMPUTE
 
-    def _holds(self, key: str, values: list) -> np.ndarray:
-        if key == "rank":
-            return np.isin(self.rank, values)
-        if key == "iteration":
-            return np.isin(self.segment, values)
+    def _holds(self, key: str, value: range | str) -> np.ndarray:
+        """bool per flat node; nothing, if some of a range's numbers are none of the file's."""
+        if isinstance(value, range):
+            count = self.graph.world_size if key == "rank" else self.graph.iterations()
+            numbers = self.rank if key == "rank" else self.segment
+            return (numbers >= value.start) & (numbers < value.stop) & (value.stop <= count)
         column = self._column["callsite" if key == "at" else key]
-        numbers = [number for number, names in self._names(key).items() if _match(names, values)]
-        return np.isin(column, numbers)
+        return np.isin(column, [number for number, names in self._names(key).items() if _match(names, value)])
 
     def _names(self, key: str) -> dict[int, list[str]]:
         """Number in the column → what it is called, the name to show first."""
@@ -155,20 +166,20 @@ class Nodes:
         sites = np.unique(self._column["callsite"])
         return {k: _site_names(graph.strings[k]) for k in sites[sites >= 0].tolist()}
 
-    def _reason(self, selector: Selector) -> str:
-        """The first term that nothing holds for, and what the file has instead."""
+    def _there_is(self, key: str) -> str:
+        """What the file has for ``key``."""
         graph = self.graph
-        for key, values in selector.terms.items():
-            if self._holds(key, values).any():
-                continue
-            if key in ("rank", "iteration"):
-                count = graph.world_size if key == "rank" else graph.iterations()
-                return f"the file has {key}s {ranks_text(range(count))}"
-            shown = sorted({names[0] for names in self._names(key).values()})
-            more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
-            what = "call sites" if key == "at" else f"{key}s"
-            return f"the file has {what} {', '.join(shown[:SHOWN]) or 'none'}{more}"
-        return "no node is all of this at once; see prism-inspect nodes"
+        if key in ("rank", "iteration"):
+            count = graph.world_size if key == "rank" else graph.iterations()
+            return f"the file has {key}s {ranks_text(range(count))}"
+        shown = sorted({names[0] for names in self._names(key).values()})
+        more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+        what = "call sites" if key == "at" else f"{key}s"
+        return f"the file has {what} {', '.join(shown[:SHOWN]) or 'none'}{more}"
+
+
+def _value_text(value: range | str) -> str:
+    return value if isinstance(value, str) else ranks_text((value.start, value.stop - 1)).replace(",", "-")
 
 
 def _site_names(site: str) -> list[str]:
@@ -178,5 +189,5 @@ def _site_names(site: str) -> list[str]:
     return [site, *places, *(place.rpartition("/")[2] for place in places), function]
 
 
-def _match(names: list[str], patterns: list[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for name in names if name for pattern in patterns)
+def _match(names: list[str], pattern: str) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names if name)

@@ -100,22 +100,18 @@ def _key(program: Program, start: int, end: int) -> bytes:
 
 def _averaged(graph: Graph, durations: Durations, template: _Template) -> Durations:
     """``durations``, in which the nodes of the template take the mean of their places."""
-    known: dict[tuple[int, int], int] = {}
-    row = durations.row.copy()
+    both = durations.row.astype(np.int64) * len(graph.programs) + graph.ranks.program
+    distinct, row = np.unique(both, return_inverse=True)
     own: list[np.ndarray] = []
     tail: list[np.ndarray] = []
-    for rank, number in enumerate(graph.ranks.program.tolist()):
-        key = int(durations.row[rank]), number
-        if key not in known:
-            known[key] = len(own)
-            first = template.first[number]
-            length = first[template.number + 1] - first[template.number]
-            places = first[template.alike][:, None] + np.arange(length)
-            for rows, given in ((own, durations.own), (tail, durations.tail)):
-                rows.append(given[key[0]].copy())
-                rows[-1][places[template.alike.index(template.number)]] = np.rint(rows[-1][places].mean(axis=0))
-        row[rank] = known[key]
-    return Durations(row, own, tail, [], [])
+    for key in distinct.tolist():
+        first = template.first[key % len(graph.programs)]
+        length = first[template.number + 1] - first[template.number]
+        places = first[template.alike][:, None] + np.arange(length)
+        for rows, given in ((own, durations.own), (tail, durations.tail)):
+            rows.append(given[key // len(graph.programs)].copy())
+            rows[-1][places[template.alike.index(template.number)]] = np.rint(rows[-1][places].mean(axis=0))
+    return Durations(row.astype(np.int32), own, tail, [], [], [])
 
 
 def _recurrence(

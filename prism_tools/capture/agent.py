@@ -119,8 +119,8 @@ class Agent(Server):
 def main(kind: type[Agent] = Agent) -> int:
     """Run until the server ends; returns the exit status."""
     line = sys.stdin.readline()
-    if not line:  # the server has ended
-        return 1
+    if not line.endswith("\n"):  # the server has ended
+        return 0
     start = json.loads(line)
     here = placement()
     host = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or start["host"]
@@ -140,6 +140,7 @@ def main(kind: type[Agent] = Agent) -> int:
     try:
         os.chdir(start["cwd"])
         sys.path[:] = start["path"]
+        agent._obey()  # EOFError: the server has ended; it says nothing before it is told that we are ready
         agent.begin(start)
         agent.run()
     except EOFError:

@@ -22,6 +22,7 @@ from prism_tools.capture.link import Door
 from prism_tools.capture.node import Node
 from prism_tools.capture.server import Here, Rank
 from prism_tools.errors import PrismError
+from prism_tools.graph.stream import signals_wait
 from prism_tools.launch.slurm import Place, srun
 
 if TYPE_CHECKING:
@@ -63,12 +64,16 @@ class Nodes:
                 "pretend": pretend,
                 "first": 0,
             }
-            self._start_step(self.place.nodes, self.place.words, AGENT, hello)
-            further = max(self.place.beside - 1, 0)
-            if further:
-                self._start_step(further, ("--relative=1",), ASSISTANT, {**hello, "first": self.place.nodes})
-            ranks.limits()  # imports torch, as the agents do at the same time
-            self._gather(listener, secret, self.place.nodes + further)
+            try:
+                self._start_step(self.place.nodes, self.place.words, AGENT, hello)
+                further = max(self.place.beside - 1, 0)
+                if further:
+                    self._start_step(further, ("--relative=1",), ASSISTANT, {**hello, "first": self.place.nodes})
+                ranks.limits()  # imports torch, as the agents do at the same time
+                self._gather(listener, secret, self.place.nodes + further)
+            except BaseException:
+                self._turn_away(listener)
+                raise
         self.nodes.sort(key=lambda node: node.task)
         agents, assistants = self.nodes[: self.place.nodes], self.nodes[self.place.nodes :]
         for node in agents:
@@ -90,6 +95,21 @@ class Nodes:
                     raise PrismError(f"srun: only {came} came in {CONNECT:.0f} s ({names}); is Python slow there?")
                 ready = select.select(door.sockets(), [], [], 0.2)[0]
                 self.nodes += [Node(*admitted) for admitted in door.admitted(ready)]
+
+    def _turn_away(self, listener: socket.socket) -> None:
+        """Close the lines, and those of agents that come yet: they end without a word, and so does srun, whose own end would
+        have it and Slurm complain."""
+        for node in self.nodes:
+            node.close()
+        self.nodes = []
+        for step in self.steps:
+            assert step.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                step.stdin.close()  # agents that were not told how to begin wait for it
+        deadline = time.monotonic() + LAST_OUTPUT
+        while any(step.poll() is None for step in self.steps) and time.monotonic() < deadline:
+            if select.select([listener], [], [], 0.1)[0]:
+                listener.accept()[0].close()
 
     def serve(self, server: Server) -> None:
         """Lend the nodes to ``server``."""
@@ -145,13 +165,14 @@ class Nodes:
         if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
             need = self.place.nodes + self.place.beside
             raise PrismError(f"--nodes {need}: this is no Slurm allocation; get one: salloc --nodes={need}", status=2)
-        step = subprocess.Popen(
-            [*srun(tasks, tasks), *which, *STEP, sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            process_group=0,  # Ctrl-C reaches the tool, which ends it
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(ranks.PR_SET_PDEATHSIG, signal.SIGTERM),
-        )
-        self.steps.append(step)
+        with signals_wait():  # a step that has begun is ended
+            step = subprocess.Popen(
+                [*srun(tasks, tasks), *which, *STEP, sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                process_group=0,  # Ctrl-C reaches the tool, which ends it
+                preexec_fn=lambda: ctypes.CDLL(None).prctl(ranks.PR_SET_PDEATHSIG, signal.SIGTERM),
+            )
+            self.steps.append(step)
         assert step.stdin is not None
         with contextlib.suppress(BrokenPipeError), step.stdin:  # its end is noticed elsewhere
             step.stdin.write(json.dumps(hello).encode() + b"\n")

@@ -102,7 +102,7 @@ class RuledSession(Session):
                 occasion, "who sends to a receive from any rank is not known; record this program without --rules"
             )
         index = -1
-        if len(ranks) > 1:
+        if len(ranks) > 1 and not (call.op is Op.SCATTER and call.ins):  # whose root has its own part
             index = self.rules.find(occasion)
             invented = index < 0 and may_be_invented(occasion)
             self._count(INVENTED if invented else index, occasion)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from prism_tools.cli import changes, common
+from prism_tools.errors import PrismError
 
 if TYPE_CHECKING:
     from prism_tools.graph.model import Graph
@@ -49,6 +50,8 @@ def _calibrate(options: argparse.Namespace) -> None:
     from prism_tools.calibrate.realign import realign
     from prism_tools.graph import file
 
+    if options.realign == options.file == "-":
+        raise PrismError("--realign -: standard input cannot be both graphs; name one of them", status=2)
     graph = common.read_graph(options)
     gains = []
     if options.realign:

@@ -23,11 +23,12 @@ has the one that it leads to
 kind: compute, comm, wait or mark. Without it, selectors with op,
 group or at mean communication, those with lane all that runs there,
 and others compute spans
-VALUES is a comma list, of which one must hold; names are shell
-patterns, those with blanks quoted. Members of one operation always
-change together. The last = separates the selector from the factor or
-time; times have a unit: ns, us, ms or s. Changes are made in the order
-in which they are given."""
+VALUES is a comma list, of which one must hold; a value that nothing
+in the graph has is an error. Names are shell patterns, those with
+blanks quoted. Members of one operation always change together. The
+last = separates the selector from the factor or time; times have a
+unit: ns, us, ms or s. Changes are made in the order in which they
+are given."""
 
 
 def add_changes(parser: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LIBRARIES = ("numpy", "h5py", "torch", "matplotlib")
 EXIT_STATUS = "0 success; 1 failure; 2 wrong usage; 130 interrupted; 141 the reader of standard output went away."
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+MOST_RANKS = 2**24  # of a list that is spelt out: a slip must not take all memory
 PAIR = 2  # nodes of a job: one for the assistant, one for the sandbox ranks
 NODES = {"PRISM_NODES, SLURM_JOB_NUM_NODES": "nodes, without --nodes"}
 SPOOL = {
@@ -157,6 +158,7 @@ def uses_slurm(options: argparse.Namespace) -> bool:
     from prism_tools.launch import jobs
 
     jobs.check(options.file, options.output, options.slurm_args or [])
+    check_output(options)
     options.places = ["--nodes", str(options.nodes)] if options.nodes else []  # of the job's command
     options.nodes = options.nodes or PAIR
     options.progress.log = not options.quiet
@@ -251,7 +253,7 @@ def parse_ranks(text: str) -> list[int]:
     ranks: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
-        if not match or int(match[2] or match[1]) < int(match[1]):
+        if not match or not int(match[1]) <= int(match[2] or match[1]) < MOST_RANKS:
             raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks such as 0-3,8")
         ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return sorted(ranks)
@@ -310,9 +312,12 @@ def read_graph(options: argparse.Namespace) -> Graph:
 
 
 def check_output(options: argparse.Namespace) -> None:
-    """PrismError if the graph would be written to a terminal; call it before long work."""
+    """PrismError if the graph would be written to a terminal, or cannot be written; call it before long work."""
     if options.output == "-" and sys.stdout.isatty():
         raise PrismError("standard output is a terminal; add -o FILE, or a pipe", status=2)
+    from prism_tools.graph.stream import check_place
+
+    check_place(options.output)
 
 
 def write_graph(graph: Graph, options: argparse.Namespace) -> None:

@@ -29,12 +29,12 @@ from prism_tools.capture.wire import EMPTY
 from prism_tools.emulate.contributions import Calls, Contribution, completion, ranks_of
 from prism_tools.emulate.divergence import check_operation
 from prism_tools.errors import PrismError
-from prism_tools.tensors.payload import PayloadReader
 
 if TYPE_CHECKING:
     from prism_tools.emulate.values import Values
     from prism_tools.graph.match import Matches
     from prism_tools.graph.model import Graph
+    from prism_tools.tensors.payload import PayloadReader
 
 
 @dataclass
@@ -132,7 +132,10 @@ class Second(Agent):
         self.graph, self.matches, path = pickle.loads(whole)
         self.payloads = None
         if path is not None:
-            self.payloads = PayloadReader(dataclasses.replace(self.graph.payload, path=path))
+            from prism_tools.emulate.sandbox import open_payloads
+
+            self.graph.payload = dataclasses.replace(self.graph.payload, path=path)
+            self.payloads = open_payloads(self.graph, "-")
 
     def _play(self, _: memoryview, sandbox: list[int], mine: list[int]) -> None:
         from prism_tools.emulate.sandbox import prefetch

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from prism_tools.errors import PrismError
 from prism_tools.graph.check_matches import (
     SHOWN,
     acyclic,
@@ -74,12 +75,19 @@ def times_monotone(graph: Graph) -> list[str]:
     return lines
 
 
+def refuse_backwards(graph: Graph, name: str = "") -> None:
+    """PrismError if a clock went backwards in what was measured; ``name``: of the file, if several were given."""
+    if backwards := times_monotone(graph):
+        file = f"{name}: " if name else ""
+        raise PrismError(f"{file}{backwards[0]}; a clock went backwards, run prism-slice again")
+
+
 def durations_sane(graph: Graph) -> list[str]:
-    """Durations, tails and spreads are not negative."""
+    """Durations, tails and their half-widths are not negative."""
     if graph.durations is None:
         return []
     lines = []
-    for name in ("own", "tail", "spread"):
+    for name in ("own", "tail", "spread", "bias"):
         for k, row in enumerate(getattr(graph.durations, name)):
             bad = np.flatnonzero(row < 0)
             if len(bad):

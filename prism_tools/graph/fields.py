@@ -13,14 +13,19 @@ from prism_tools.graph.model import Ragged
 Tree = dict[str, Any]  # name -> subtree, numpy array (a dataset), or int, bool, str (an attribute)
 
 
-def pack_rows(rows: Sequence[Any], dtype: Any) -> Tree:
+def pack_rows(rows: Sequence[Any] | Ragged, dtype: Any) -> Tree:
     """Rows of different lengths: ``offset`` int64[n + 1], ``data``."""
-    ragged = Ragged.from_rows(list(rows), dtype)
+    ragged = Ragged.from_rows(rows, dtype)
     return {"offset": ragged.offset, "data": ragged.data}
 
 
 def pack_strings(strings: Iterable[str]) -> Tree:
     """Strings: ``offset`` int64[n + 1] into ``utf8``; bytes that are no UTF-8 (paths) survive as surrogates."""
+    strings = list(strings)
+    joined = "".join(strings)
+    if joined.isascii():
+        offset = np.concatenate([[0], np.cumsum([len(text) for text in strings])]).astype(np.int64)
+        return {"offset": offset, "utf8": np.frombuffer(joined.encode(), np.uint8)}
     return pack_bytes(text.encode("utf-8", "surrogateescape") for text in strings)
 
 

@@ -19,7 +19,7 @@ from prism_tools.graph.tree import PARTS, from_tree, to_tree
 
 LIBVER = ("v110", "v110")  # all metadata has checksums from here on, without which HDF5 crashes on damaged files
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-COMPRESS_FROM = 4096  # bytes; smaller arrays are stored as they are
+COMPRESS_FROM = 4096  # bytes; smaller arrays are not compressed
 CHUNK_BYTES = 1 << 20
 DEPTH = 4  # groups within groups; deeper is no file of ours
 
@@ -133,16 +133,20 @@ def _fill(group: h5py.Group, tree: Tree) -> None:
 
 
 def _storage(array: np.ndarray) -> dict[str, Any]:
-    if array.nbytes < COMPRESS_FROM:
+    """How an array is stored. HDF5 has checksums for the data of chunked arrays only, so that all are, but empty ones."""
+    if not array.size:
         return {}
+    if array.nbytes < COMPRESS_FROM:
+        return {"chunks": array.shape, "fletcher32": True}
     row = array.nbytes // len(array)
     chunks = (min(len(array), max(1, CHUNK_BYTES // row)), *array.shape[1:])
     return {
         "chunks": chunks,
         "shuffle": True,
         "compression": "gzip",
-        "compression_opts": 1,
-    }  # 4: 2 % smaller, a quarter slower
+        "compression_opts": 1,  # 4: 2 % smaller, a quarter slower
+        "fletcher32": True,
+    }
 
 
 def _image(file: h5py.File, name: str) -> bytes:

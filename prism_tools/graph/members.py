@@ -18,12 +18,13 @@ class Members:
 
     def __init__(self, graph: Graph) -> None:
         self._width = graph.world_size
-        self.size = _lengths(graph.groups.members)
+        members, slots = graph.groups.members, graph.ranks.slots
+        self.size = np.diff(members.offset)
         self.start = np.cumsum(self.size) - self.size
-        self.rank = concatenated(graph.groups.members)
+        self.rank = members.data.astype(np.int64)
         self.group = np.repeat(np.arange(len(self.size)), self.size)
-        self.slot_start = np.concatenate([[0], np.cumsum(_lengths(graph.ranks.slots))])
-        self.slot_group = concatenated(graph.ranks.slots)
+        self.slot_start = slots.offset
+        self.slot_group = slots.data.astype(np.int64)
         keys = self.group * self._width + self.rank
         self._order = np.argsort(keys, kind="stable")
         self._keys = keys[self._order]
@@ -57,10 +58,6 @@ class Members:
         known = np.flatnonzero(at >= 0)[::-1]  # the first slot is written last
         found[at[known]] = slot[known]
         return found
-
-
-def _lengths(arrays: list[np.ndarray]) -> np.ndarray:
-    return np.fromiter(map(len, arrays), np.int64, len(arrays))
 
 
 def concatenated(arrays: list[np.ndarray]) -> np.ndarray:

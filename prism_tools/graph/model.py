@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +20,10 @@ class Ragged:
     data: np.ndarray
 
     @classmethod
-    def from_rows(cls, rows: list, dtype: Any) -> Ragged:
-        """Pack ``rows`` (a list of 1-D sequences)."""
+    def from_rows(cls, rows: Sequence | Ragged, dtype: Any) -> Ragged:
+        """Pack ``rows`` (1-D sequences)."""
+        if isinstance(rows, Ragged):
+            return cls(rows.offset, rows.data.astype(dtype, copy=False))
         lengths = [len(row) for row in rows]
         offset = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         data = np.concatenate([np.asarray(row, dtype) for row in rows]) if rows else np.empty(0, dtype)
@@ -32,6 +35,10 @@ class Ragged:
     def __getitem__(self, k: int) -> np.ndarray:
         return self.data[self.offset[k] : self.offset[k + 1]]
 
+    def __iter__(self) -> Iterator[np.ndarray]:
+        offset = self.offset.tolist()
+        return (self.data[a:b] for a, b in zip(offset[:-1], offset[1:], strict=True))
+
 
 @dataclass
 class Groups:
@@ -40,7 +47,7 @@ class Groups:
     name: list[str] = field(default_factory=list)
     desc: list[str] = field(default_factory=list)
     backend: list[str] = field(default_factory=list)
-    members: list[np.ndarray] = field(default_factory=list)
+    members: Ragged = field(default_factory=lambda: Ragged.from_rows([], np.int32))
 
     def __len__(self) -> int:
         return len(self.name)
@@ -88,7 +95,7 @@ class Ranks:
     values: np.ndarray
     local_rank: np.ndarray
     node: np.ndarray
-    slots: list[np.ndarray]
+    slots: Ragged
     ran: np.ndarray | None = None
 
 
@@ -146,13 +153,15 @@ class Durations:
     """What each node takes, per timing class: ``row[r]`` (int32[W]) names the rank's row; row arrays have one int64 ns per node.
 
     ``own``: COMPUTE, WAIT, MARK: own time after everything it waits for; COMM: the match's d (the same for all members).
-    ``tail``: COMM: this member's end after the match's first end. ``spread``: half-width, ns. ``source``: schema.Source.
+    ``tail``: COMM: this member's end after the match's first end. ``source``: schema.Source.
+    Half-widths, ns: ``spread`` of what differs each time by chance, ``bias`` of what is wrong by the same each time.
     """
 
     row: np.ndarray
     own: list[np.ndarray]
     tail: list[np.ndarray]
     spread: list[np.ndarray]
+    bias: list[np.ndarray]
     source: list[np.ndarray]
 
 

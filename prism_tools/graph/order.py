@@ -172,25 +172,39 @@ def _lane_pairs(program: Program, nodes: np.ndarray) -> np.ndarray:
 
 
 def _stuck(graph: Graph, matches: Matches, order: Order) -> PrismError:
-    """What each rank waits in: the nodes that have arrived in a match whose other members have not."""
-    arrived = np.zeros(len(order.owner), bool)
+    """What each rank waits in: those that wait in a circle, then who waits for them."""
+    arrived, gone = np.zeros(len(order.owner), bool), np.zeros(len(order.releases), bool)
     arrived[order.steps[order.steps >= 0]] = True
-    held = arrived & (matches.of_node >= 0)
-    gone = np.zeros(len(order.releases), bool)
     gone[-order.steps[order.steps < 0] - 1] = True
-    held[order.releases.leavers.data[np.repeat(gone, np.diff(order.releases.leavers.offset))]] = False
-    waiting = np.flatnonzero(held)
-    if not len(waiting):  # no communication is to blame: edges of one rank run in a circle
-        waiting = np.flatnonzero(~arrived)
+    gate = np.full(len(order.owner), -1, np.int64)
+    leavers = order.releases.leavers
+    gate[leavers.data] = np.repeat(np.arange(len(leavers)), np.diff(leavers.offset))
+    held = arrived & (gate >= 0) & ~gone[gate]
+    ended = arrived & ~held
+    circle = _circle(order, arrived, ended, gate, int(np.argmin(ended)))
+    shown = [flat for flat in circle if held[flat]] or circle  # no communication is to blame for edges in a circle
+    shown += sorted(set(np.flatnonzero(held).tolist()).difference(shown))
     lines = []
-    for flat in waiting[:SHOWN].tolist():
-        match = int(matches.of_node[flat])
-        absent = [int(m) for m in matches.members[match] if not arrived[m]] if match >= 0 else []
+    for flat in shown[:SHOWN]:
+        absent = [m for m in order.releases.arrivals[gate[flat]].tolist() if not arrived[m]] if held[flat] else []
         text = node_text(graph, matches.rank_of(flat), matches.node_of(flat))
         lines.append(text + (f" waits for rank {matches.rank_of(absent[0])}" if absent else ""))
-    more = f" (and {len(waiting) - 2} more)" if len(waiting) > 2 else ""
+    more = f" (and {len(shown) - 2} more)" if len(shown) > 2 else ""
     return PrismError(
         f"operations wait for each other: {'; '.join(lines[:2])}{more}; the program cannot have run in this order, "
         "see prism-inspect check",
         detail="\n".join(lines[2:]),
     )
+
+
+def _circle(order: Order, arrived: np.ndarray, ended: np.ndarray, gate: np.ndarray, node: int) -> list[int]:
+    """Flat nodes, from the lowest on, each of which waits for the next and the last for the first; ``node``, which has not
+    ended, waits for one of them. ``gate``: the release that lets a node go."""
+    place: dict[int, int] = {}
+    while node not in place:
+        place[node] = len(place)
+        sources, done = (order.releases.arrivals[gate[node]], arrived) if arrived[node] else (order.preds[node], ended)
+        node = int(sources[~done[sources]][0])
+    circle = list(place)[place[node] :]
+    lowest = circle.index(min(circle))
+    return circle[lowest:] + circle[:lowest]

@@ -29,14 +29,14 @@ class Releases:
         return self.arrivals[k].tolist(), self.leavers[k].tolist()
 
 
-_WITH_ROOT = tuple(int(kind) for kind in (Match.ROOT_FIRST, Match.ROOT_LAST, Match.ROOTED, Match.TREE))
+WITH_ROOT = tuple(int(kind) for kind in (Match.ROOT_FIRST, Match.ROOT_LAST, Match.ROOTED, Match.TREE))
 
 
 def all_releases(graph: Graph, matches: Matches) -> Releases:
     """The releases of all matches: of those that everybody leaves together, then of eager pairs, then of the others."""
     size = np.diff(matches.members.offset)
     eager = (matches.kind == Match.EAGER) & (size == 2)
-    rooted = np.isin(matches.kind, _WITH_ROOT)
+    rooted = np.isin(matches.kind, WITH_ROOT)
     together = rows_of(matches.members, np.flatnonzero(~eager & ~rooted))
     pairs = matches.members.data[matches.members.offset[:-1][eager][:, None] + [0, 0, 1]]  # sender | sender, receiver
     rest = [release for match in np.flatnonzero(rooted).tolist() for release in releases(graph, matches, match)]
@@ -103,7 +103,7 @@ def _tree(members: list[int], root: int) -> list[Release]:
 
 def root_of(graph: Graph, matches: Matches, match: int) -> list[int]:
     """The root's flat node in a ``match`` whose kind has one; empty if it has none."""
-    if int(matches.kind[match]) not in _WITH_ROOT:
+    if int(matches.kind[match]) not in WITH_ROOT:
         return []
     members = matches.members[match].tolist()
     place = int(graph.program_of(matches.rank_of(members[0])).root[matches.node_of(members[0])])

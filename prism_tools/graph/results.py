@@ -30,7 +30,7 @@ PROBE_ROWS = {
     "repeats": "i4",
 }
 STEADY_NUMBERS = ("total_ns", "iterations", "since", "period", "horizon")
-DURATION_LISTS = {"own": "i8", "tail": "i8", "spread": "i8", "source": "u1"}
+DURATION_LISTS = {"own": "i8", "tail": "i8", "spread": "i8", "bias": "i8", "source": "u1"}
 
 
 def _cast(part: Any, dtypes: dict[str, str]) -> Tree:
@@ -86,7 +86,11 @@ def _pack_durations(durations: Durations) -> Tree:
 
 
 def _durations(group: Fields, world_size: int) -> Durations:
-    return Durations(group.array("row", "i4", world_size), **group.lists(DURATION_LISTS))
+    stored = {name: dtype for name, dtype in DURATION_LISTS.items() if name != "bias" or name in group}
+    lists = group.lists(stored)
+    if "bias" not in lists:
+        lists["bias"] = [np.zeros(len(own), np.int64) for own in lists["own"]]
+    return Durations(group.array("row", "i4", world_size), **lists)
 
 
 def _pack_timeline(timeline: Timeline) -> Tree:

@@ -81,8 +81,19 @@ def save(path: str, build: Callable[[IO[bytes]], None], size: int) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        remedy = "make its folder first" if error.errno == errno.ENOENT else "choose a folder you can write to"
-        raise _refusal(name, "cannot be written", error, remedy) from None
+        raise _not_written(name, error) from None
+
+
+def check_place(path: str) -> None:
+    """PrismError if ``save`` could not put a file at ``path``: before long work, rather than after it."""
+    if path == "-" or _is_special(path):
+        return
+    place = os.path.realpath(path)
+    try:
+        _refuse_folder(place)
+        tempfile.TemporaryFile(dir=os.path.dirname(place)).close()
+    except OSError as error:
+        raise _not_written(path, error) from None
 
 
 class _Guard(io.RawIOBase):
@@ -168,8 +179,7 @@ def signals_wait() -> Iterator[None]:
 
 def _save_file(path: str, build: Callable[[IO[bytes]], None]) -> None:
     folder, name = os.path.split(path)
-    if os.path.isdir(path):
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+    _refuse_folder(path)
     # 200 bytes of the name: the whole must stay below the file system's 255
     short = os.fsdecode(os.fsencode(name)[:200])
     temporary = os.path.join(folder, f".{short}.prism-{secrets.token_hex(4)}.tmp")
@@ -254,6 +264,16 @@ def _temporary(name: str) -> IO[bytes]:
 
 def _spool_folder() -> str:
     return os.environ.get("SLURM_TMPDIR") or os.environ.get("TMPDIR") or tempfile.gettempdir()
+
+
+def _refuse_folder(path: str) -> None:
+    if os.path.isdir(path):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+
+def _not_written(name: str, error: OSError) -> PrismError:
+    remedy = "make its folder first" if error.errno == errno.ENOENT else "choose a folder you can write to"
+    return _refusal(name, "cannot be written", error, remedy)
 
 
 def _refusal(name: str, problem: str, error: OSError, remedy: str = "check its permissions") -> PrismError:

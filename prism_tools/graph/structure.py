@@ -66,7 +66,7 @@ def rows_in_range(graph: Graph) -> list[str]:
     ):
         lines.append("probes: they name operations or types that do not exist")
     if graph.durations is not None:
-        lines += _class_rows(graph, "durations", ("own", "tail", "spread", "source"))
+        lines += _class_rows(graph, "durations", ("own", "tail", "spread", "bias", "source"))
         if any(_outside(row, 0, len(Source)) for row in graph.durations.source):
             lines.append("durations: they name sources that do not exist")
     if graph.timeline is not None:

@@ -153,7 +153,7 @@ def _environment(group: Fields) -> dict[str, Any]:
 def _groups(group: Fields) -> Groups:
     members = group.rows("members", "i4")
     name, desc, backend = (group.strings(key, len(members)) for key in ("name", "desc", "backend"))
-    return Groups(name, desc, backend, split(members.offset, members.data))
+    return Groups(name, desc, backend, members)
 
 
 def _programs_tree(programs: list[Program]) -> Tree:
@@ -199,10 +199,9 @@ def _values(group: Fields) -> list[Values]:
 
 
 def _ranks(group: Fields, world_size: int) -> Ranks:
-    slots = group.rows("slots", "i4", world_size)
     columns = {name: group.array(name, "i4", world_size) for name in RANK_COLUMNS}
     ran = group.array("ran", "i4", world_size) if "ran" in group else None
-    return Ranks(slots=split(slots.offset, slots.data), ran=ran, **columns)
+    return Ranks(slots=group.rows("slots", "i4", world_size), ran=ran, **columns)
 
 
 def _store(group: Fields) -> StoreLog:

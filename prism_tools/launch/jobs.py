@@ -120,7 +120,7 @@ class Parts:
 
         path = self.folder / LIST
         lines = path.read_text().splitlines() if path.exists() else []
-        listed = [line.split("\t") for line in lines]
+        listed = [fields for line in lines if len(fields := line.split("\t")) == 2]  # the last may be torn, by a kill
         jobs = [(name, Job(folder=self.folder, job_id=job_id)) for job_id, name in listed if name in missing]
         Job.watcher.update()  # of all of them at once
         self.jobs = {name: job for name, job in jobs if not job.watcher.is_done(job.job_id, mode="cache")}

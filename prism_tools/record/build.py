@@ -86,7 +86,7 @@ def build(
         np.array([values for _, values, _ in members], np.int32),
         place % launch.nproc_per_node,
         place // launch.nproc_per_node,
-        [slots for _, _, slots in members],
+        Ragged.from_rows([slots for _, _, slots in members], np.int32),
     )
     return Graph(
         stage="bare",
@@ -153,7 +153,7 @@ def _groups(groups: list[Group]) -> Groups:
         [group.name for group in groups],
         [group.desc for group in groups],
         [group.backend for group in groups],
-        [np.array(group.members, np.int32) for group in groups],
+        Ragged.from_rows([group.members for group in groups], np.int32),
     )
 
 

@@ -35,7 +35,7 @@ class Replicas:
         self.groups: list[tuple[int, ...]] = []
         self.compared: list[int] = []  # ranks that were run although another one stands for them
         self.apart: list[int] = []  # those of them whose sizes differ
-        self.difference = ""  # why the last hypothesis was wrong
+        self.difference = "there are no groups that part all ranks"  # why the last hypothesis was wrong
 
     def run(self) -> None:
         """Run one rank of each class, and the sample. PrismError: as for Coordinator.run."""
@@ -166,10 +166,10 @@ def partitions(table: tuple[Membership, ...], world: int) -> list[list[tuple[int
 
 
 def first_difference(own: dict[str, Any], theirs: dict[str, Any]) -> int:
-    """The first node at which two traces differ, sizes and tags apart; -1 if none."""
+    """The first node at which two traces differ, sizes apart; -1 if none. Tags say which send a receive is for."""
     lengths = [len(trace["columns"]["kind"]) for trace in (own, theirs)]
     common = min(lengths)
-    places = []
+    places = np.flatnonzero(own["tag"][:common] != theirs["tag"][:common])[:1].tolist()
     for name, column in own["columns"].items():
         other = theirs["columns"][name]
         if other is not column:
@@ -196,22 +196,26 @@ def _sites(trace: dict[str, Any]) -> np.ndarray:
 
 
 def text_of(trace: dict[str, Any], node: int) -> str:
-    """A node in words: "all_reduce (train.py:41 step)"."""
+    """A node in words: "all_reduce (train.py:41 step)", "send, tag 3 (train.py:50 step)"."""
     columns = trace["columns"]
     if node >= len(columns["kind"]):
         return "the end"
     kind, op = int(columns["kind"][node]), int(columns["op"][node])
     name = (Op(op) if kind in (Kind.COMM, Kind.MARK) else Kind(kind)).name.lower()
+    if trace["tag"][node] >= 0:
+        name += f", tag {trace['tag'][node]}"
     site = _sites(trace)[node]
     return f"{name} ({site})" if site else name
 
 
 def summary(replicas: Replicas, world: int, run: int) -> str:
-    """Which ranks of ``world`` were ``run``, and for whom."""
+    """Which ranks of ``world`` were ``run``, and for whom; what is shown, and of how many it is only taken to be so."""
     if not replicas.groups:
         return f"no groups have members that do the same ({replicas.difference}); all {world:,} ranks were run"
     text = f"one rank of each {replicas.name()} group stands for the others; {run:,} of {world:,} ranks were run"
     text += f", {len(set(replicas.compared))} of them to compare: the same nodes"
     if replicas.apart:
         text += f", but other sizes on ranks {ranks_text(replicas.apart)}: others are given those of their first"
+    if run < world:
+        text += f"; that {world - run:,} do the same is taken from this sample"
     return text

@@ -256,8 +256,7 @@ def _run(
     else:
         replicas = Replicas(coordinator, spec_for, options.world_size, tick)
         replicas.run()
-        say = options.progress.say if replicas.groups and not replicas.apart else options.progress.warn
-        say(summary(replicas, options.world_size, len(coordinator.ranks)))
+        options.progress.warn(summary(replicas, options.world_size, len(coordinator.ranks)))
         return replicas.traces()
     return traces_of(coordinator)
 

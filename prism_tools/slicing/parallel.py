@@ -118,6 +118,8 @@ def _work(work: Callable[[Task], Any], task: Task, pipe: int, parent: int, stops
             answer: tuple = ("done", work(task))
         except PrismError as error:
             answer = ("failed", str(error), error.status, error.detail)
+        except OSError as error:  # such as no more processes: said as the tool says its own
+            answer = ("failed", f"{error.filename or 'a slice'}: {error.strerror or error}", 1, "")
         with open(pipe, "wb") as stream:
             pickle.dump(answer, stream)
         status = 0

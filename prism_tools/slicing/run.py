@@ -52,7 +52,7 @@ def run(graph: Graph, options: argparse.Namespace, todo: Slices, folder: Path | 
     are measured again at the times that the slices gave. ``folder``: where finished slices are kept, and found again.
     """
     durations, before = graph.durations, graph.timeline
-    base = replace(graph, durations=None, timeline=None, replay=None)
+    base = replace(graph, durations=None, timeline=None, steady=None, replay=None)
     if durations is not None:
         base.timing = None
     payloads = open_payloads(graph, options.file)

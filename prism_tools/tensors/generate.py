@@ -64,7 +64,29 @@ def fill(received: Received, generator: Generator) -> None:
         call.ranks,
         call.occasion,
     )
+    own = _own_parts(plain)
     _FILL[generator.kind](plain, *generator.arguments)
+    for out, part in own:
+        _spread(out, part)
+
+
+def _own_parts(call: Received) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Where this rank's own part of what is gathered, exchanged or scattered belongs, and that part: a copy where it lies in
+    the results, as in a gather in place."""
+    size, me = len(call.ranks), call.me
+    if call.op is Op.ALL_TO_ALL:
+        pairs = [(call.outs[me], call.ins[me])]
+    elif call.op in (Op.ALL_GATHER, Op.GATHER):
+        pairs = [(call.outs[k * size + me], mine) for k, mine in enumerate(call.ins)]
+    elif call.op is Op.SCATTER and call.ins:
+        pairs = [(call.outs[0], call.ins[me])]
+    else:
+        pairs = []
+    return [(out, part.clone() if _in_one_memory(out, part) else part) for out, part in pairs]
+
+
+def _in_one_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def hold_the_same(call: Received) -> None:
@@ -74,9 +96,11 @@ def hold_the_same(call: Received) -> None:
         for out, mine in zip(outs, ins, strict=True):
             out.copy_(added_up(mine, call.reduce, call.factor, size))
     elif call.op is Op.BROADCAST:
-        for out in outs:
-            if out.is_floating_point():
-                out.nan_to_num_()  # it may be memory that nobody has written yet
+        for out in outs:  # which may be memory that nobody has written yet
+            if out.is_floating_point() and out.dtype.itemsize == 1:  # torch cannot do that to 8-bit floats
+                out.copy_(out.float().nan_to_num_(posinf=0, neginf=0))
+            elif out.is_floating_point() or out.is_complex():
+                out.nan_to_num_()
     elif call.op in (Op.ALL_GATHER, Op.GATHER):
         for k, out in enumerate(outs):
             _spread(out, ins[k // size])
@@ -87,11 +111,8 @@ def hold_the_same(call: Received) -> None:
         rows = ins[call.me].flatten()
         for out in outs:
             _spread(out, rows if rows.numel() else torch.cat([part.flatten() for part in ins]))
-    elif call.op is Op.SCATTER and ins:
-        _spread(outs[0], ins[call.me])
     else:
         zeros(call)
-    _keep_own(call)
 
 
 def added_up(mine: torch.Tensor, kind: Reduce, factor: float, size: int) -> torch.Tensor:
@@ -103,7 +124,10 @@ def added_up(mine: torch.Tensor, kind: Reduce, factor: float, size: int) -> torc
     if kind is Reduce.SUM:
         return mine if mine.dtype == torch.bool else mine * size
     if kind is Reduce.PRODUCT:
-        return mine if mine.dtype == torch.bool else mine**size
+        if mine.dtype == torch.bool:
+            return mine
+        unsigned = not (mine.is_floating_point() or mine.is_complex() or mine.is_signed())
+        return (mine.long() if unsigned else mine) ** size  # torch has no powers of most unsigned types
     if kind is Reduce.BXOR and size % 2 == 0:
         return torch.zeros_like(mine)
     return mine  # AVG, MIN, MAX, BAND, BOR, and BXOR of an odd number
@@ -120,21 +144,24 @@ def _spread(out: torch.Tensor, values: torch.Tensor) -> None:
     out.copy_(flat[:wanted].view(out.shape))
 
 
-def _keep_own(call: Received) -> None:
-    """This rank's own part of what it gathers or exchanges."""
-    size, me = len(call.ranks), call.me
-    if call.op is Op.ALL_TO_ALL:
-        _spread(call.outs[me], call.ins[me])
-    elif call.op in (Op.ALL_GATHER, Op.GATHER):
-        for k, mine in enumerate(call.ins):
-            _spread(call.outs[k * size + me], mine)
+def _put(out: torch.Tensor, values: torch.Tensor) -> None:
+    """Write ``values``, of the shape of ``out``. ValueError: they are no numbers of its type, such as 300 for a byte."""
+    _check_fit(values, out.dtype)
+    out.copy_(values)
+
+
+def _check_fit(values: torch.Tensor, dtype: torch.dtype) -> None:
+    if dtype.is_floating_point and not values.is_complex() or dtype.is_complex:
+        return
+    wrong = values if values.is_complex() else values[values.to(dtype).to(values.dtype) != values]
+    if wrong.numel():
+        raise ValueError(f"{wrong.flatten()[0].item()} is no {str(dtype).removeprefix('torch.')}")
 
 
 def zeros(call: Received) -> None:
     """``zeros``."""
     for out in call.outs:
         out.zero_()
-    _keep_own(call)
 
 
 def no_rows(call: Received) -> None:
@@ -147,8 +174,7 @@ def no_rows(call: Received) -> None:
 def constant(call: Received, value: float) -> None:
     """``constant(V)``."""
     for out in call.outs:
-        out.fill_(value)
-    _keep_own(call)
+        _put(out, torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None).expand(out.shape))
 
 
 def whole_numbers(call: Received, low: int, high: int) -> None:
@@ -157,8 +183,8 @@ def whole_numbers(call: Received, low: int, high: int) -> None:
     seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
     own = torch.Generator().manual_seed(seed)
     for out in call.outs:
+        _check_fit(torch.tensor([low, high - 1]), out.dtype)
         out.copy_(torch.randint(low, high, out.shape, generator=own))
-    _keep_own(call)
 
 
 def pickled(call: Received, value: Any) -> None:
@@ -175,7 +201,6 @@ def pickled(call: Received, value: Any) -> None:
         if copies:  # of a broadcast's list; what is gathered is as long as its longest
             many = copies if call.op is Op.BROADCAST else 1
             out.view(-1)[: many * len(data)].copy_(torch.from_numpy(np.tile(data, many)))
-    _keep_own(call)
 
 
 def from_file(call: Received, path: str) -> None:
@@ -190,9 +215,8 @@ def from_file(call: Received, path: str) -> None:
         raise ValueError(f"{path}: has {values.numel():,} elements where {wanted:,} are received")
     begin = 0
     for out in call.outs:
-        out.copy_(values[begin : begin + out.numel()].view(out.shape))
+        _put(out, values[begin : begin + out.numel()].view(out.shape))
         begin += out.numel()
-    _keep_own(call)
 
 
 def hook(call: Received, module: str, function: str, folder: str) -> None:

@@ -95,7 +95,7 @@ def load(path: str) -> Rules:
         tables = tomllib.loads(text)
     except OSError as error:
         raise PrismError(f"{path}: {error.strerror}") from error
-    except ValueError as error:  # of UTF-8, or of TOML, which says where
+    except (ValueError, RecursionError) as error:  # of UTF-8, or of TOML, which says where
         raise PrismError(f"{path}: is no TOML file: {error}") from error
     lines = text.splitlines()
     for key in tables:

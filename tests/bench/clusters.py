@@ -4,7 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prism_tools.graph.model import Durations, Graph, Groups, Launch, Payload, Program, Ragged, Ranks, StoreLog, Values
+from prism_tools.graph.model import (
+    Durations,
+    Graph,
+    Groups,
+    Launch,
+    Payload,
+    Probes,
+    Program,
+    Ragged,
+    Ranks,
+    StoreLog,
+    Timing,
+    Values,
+)  # fmt: skip
 from prism_tools.graph.schema import NODE_COLUMNS, Kind, Op, Source
 
 TP, PP, DP, EP = range(4)  # group slots
@@ -12,6 +25,7 @@ HOST, STREAM, DATA, PIPE = range(4)  # lanes
 LANES = ["host", "stream 7", "nccl 1", "nccl 2"]
 TOOK = {Op.ALL_REDUCE: 30_000, Op.ALL_TO_ALL: 45_000, Op.SEND: 20_000, Op.RECV: 20_000, Op.REDUCE_SCATTER: 400_000}
 MIB = 2**20
+PROBING = 8  # processes
 
 
 @dataclass
@@ -155,10 +169,10 @@ def build(cluster):
         stage="bare",
         world_size=size,
         launch=Launch(["train.py"], "/", {}, "python3", 8, "cuda", "nccl", 0, np.zeros(size, np.uint64), 1, -1),
-        groups=Groups(names, names, ["nccl"] * len(names), members),
+        groups=Groups(names, names, ["nccl"] * len(names), Ragged.from_rows(members, np.int32)),
         programs=[program for program, _ in both],
         values=[values for _, values in both],
-        ranks=Ranks(stage, stage, ranks % 8, ranks // 8, list(slots)),
+        ranks=Ranks(stage, stage, ranks % 8, ranks // 8, Ragged.from_rows(list(slots), np.int32)),
         lanes=LANES if cluster.overlap else LANES[:1],
         strings=["train.py:1 train"],
         store=StoreLog(np.empty(0, np.int32), [], [], []),
@@ -179,7 +193,28 @@ def durations(graph, row, seed=0, slow=()):
         row[rank] = len(own) - 1
     zero = {len(o): np.zeros(len(o), np.int64) for o in own}
     real = {len(o): np.full(len(o), Source.REAL, np.uint8) for o in own}
-    return Durations(row, own, *([zero[len(o)] for o in own] for _ in range(2)), [real[len(o)] for o in own])
+    return Durations(row, own, *([zero[len(o)] for o in own] for _ in range(3)), [real[len(o)] for o in own])
+
+
+def sliced(cluster, seed=0):
+    """The graph as prism-slice leaves it: one replica, measured in one slice, and probes of the rest. Without
+    overlap: one lane, whose nodes follow each other."""
+    graph, rng = build(cluster), np.random.default_rng(seed)
+    grid = np.arange(graph.world_size, dtype=np.int32).reshape(cluster.pp, cluster.dp, cluster.tp)
+    rank = grid[:, 0].reshape(-1)
+    end = [np.cumsum(_own(graph.program_of(r), rng)) for r in rank.tolist()]
+    start = [np.append(0, row[:-1]) for row in end]
+    zero = np.zeros(len(rank), np.int64)
+    which = zero.astype(np.int32)
+    graph.timing = Timing(rank, which, which, zero, zero, zero, start, start, start, end)
+    op, size = np.array([Op.REDUCE_SCATTER, Op.ALL_TO_ALL], np.uint8), np.array([cluster.dp, cluster.ep], np.int32)
+    took, nbytes = np.array([TOOK[k] for k in op.tolist()], np.int64), np.array([64 * MIB, MIB], np.int64)
+    tails = [np.resize(rng.integers(0, 9_000, min(many, PROBING)), many) for many in size.tolist()]
+    two = which[:2]
+    graph.probes = Probes(op, two.astype(np.int16), two.astype(np.uint8), size, nbytes, took, took // 20, two + 5,
+                          tails, tails, np.minimum(size, PROBING))  # fmt: skip
+    graph.stage = "sliced"
+    return graph
 
 
 def _own(program, rng):

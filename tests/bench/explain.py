@@ -35,7 +35,7 @@ def kinds(graph, rank, sources):
 def rows_of(graph):
     """Durations with one row a rank, so that single ranks can be changed."""
     known = copy.deepcopy(graph.durations)
-    for name in ("own", "tail", "spread", "source"):
+    for name in ("own", "tail", "spread", "bias", "source"):
         rows = getattr(known, name)
         setattr(known, name, [rows[k].copy() for k in known.row])
     known.row = np.arange(graph.world_size, dtype=np.int32)

@@ -68,7 +68,8 @@ class Live:
 def per_rank(graph, known):
     """A copy of durations with a row for every rank, to be changed."""
     columns = {
-        name: [getattr(known, name)[row].copy() for row in known.row] for name in ("own", "tail", "spread", "source")
+        name: [getattr(known, name)[row].copy() for row in known.row]
+        for name in ("own", "tail", "spread", "bias", "source")
     }
     return replace(known, row=np.arange(graph.world_size, dtype=np.int32), **columns)
 

@@ -144,6 +144,17 @@ def tool(path):
     return time.perf_counter() - began, done.ru_utime + done.ru_stime - used.ru_utime - used.ru_stime
 
 
+def measured(folder):
+    """A file of 8,192 ranks of which prism-slice measured one replica."""
+    from prism_tools.graph import file
+
+    graph = clusters.sliced(clusters.Cluster(tp=8, pp=8, dp=128, ep=8, microbatches=84, iterations=3))
+    file.write(graph, str(folder / "sliced.h5"))
+    wall, processor = tool(str(folder / "sliced.h5"))
+    name = f"{graph.world_size} ranks of {len(graph.programs[1])} nodes, {len(graph.timing.rank)} measured"
+    figure(f"{name}: prism-calibrate", wall, "s", baseline=processor)
+
+
 def small(folder):
     """A file of a few ranks."""
     from prism_tools.graph import file
@@ -161,6 +172,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         small(Path(folder))
         files(Path(folder))
+        measured(Path(folder))
     for millions in (size for size in SHAPES if size <= largest):
         for overlap in (False, True):
             progress(f"{millions} M nodes, overlap: {overlap}")

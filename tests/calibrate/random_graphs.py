@@ -133,7 +133,7 @@ def random_durations(rng: random.Random, graph: Graph, matches: Matches, most: i
         tail.append(np.array(tails, np.int64))
         spread.append(np.zeros(len(mine), np.int64))
         source.append(np.full(len(mine), Source.REAL, np.uint8))
-    return Durations(np.arange(graph.world_size, dtype=np.int32), own, tail, spread, source)
+    return Durations(np.arange(graph.world_size, dtype=np.int32), own, tail, spread, spread, source)
 
 
 def periodic_graph(rng: random.Random, iterations: int, ranks: int = 0, events: int = 0) -> Graph:

@@ -5,6 +5,7 @@ import pytest
 
 from prism_tools.calibrate import calibrate
 from prism_tools.calibrate.nulls import own_spans_only, uncalibrated
+from prism_tools.calibrate.schedule import _disagreement
 from prism_tools.errors import PrismError
 from prism_tools.graph.iterations import counted, iteration_times, last_nodes
 from prism_tools.graph.model import Probes
@@ -69,6 +70,16 @@ def test_the_interval_combines_iterations_path_and_runs():
     assert between.interval_ns == round(np.hypot(4, spread))
 
 
+def test_those_that_stand_for_a_rank_may_disagree():
+    """Rank 1 may be like rank 0 or like rank 2, whose iterations take 20 longer: half of that, each time."""
+    graph = build(3, {"world": [0, 1, 2]}, lambda rank: [compute(), comm("barrier", "world"), step()] * 3)
+    for rank, span in ((0, 100), (2, 120)):
+        run = [[(k, k, k, k + span), *[(k + 150, k + 150, k + 150, k + 200)] * 2] for k in (0, 200, 400)]
+        add_timing(graph, {rank: sum(run, [])}, rank)
+    assert _disagreement(graph, [0, 2]) == 0, "measured once"
+    assert _disagreement(graph, [0, 1, 2]) == 10
+
+
 def test_what_was_fitted_is_wrong_by_the_same_each_time():
     """A probe of half the bytes: its 10 ns are in doubt by 3 and by half, in both iterations alike."""
     graph, none = sliced(), [np.zeros(2, np.int64)]
@@ -76,7 +87,7 @@ def test_what_was_fitted_is_wrong_by_the_same_each_time():
     graph.probes = Probes(*(np.array([value]) for value in columns), none, none)
     solved = calibrate(graph).timeline
     assert solved.iteration_ns.tolist() == [135, 139]
-    assert solved.interval_ns == round(np.hypot(4, np.hypot(np.sqrt(2), 8 + 8) / 2))
+    assert solved.interval_ns == round(np.hypot(4, np.hypot(np.sqrt(2 + 2 * 3**2), 5 + 5) / 2))
 
 
 def test_iterations_end_with_their_last_step_and_the_first_never_counts():

@@ -97,7 +97,7 @@ def test_a_probe_is_used_where_members_never_met():
     assert all(got.source[row][3] == Source.PROBE and got.spread[row][3] == 4 for row in got.row)
     graph.probes = probes(Op.ALL_GATHER, 4, 16, 33, [0, 1, 2, 3], spread=4)
     got = durations(graph, find_matches(graph))
-    assert got.spread[0][3] == 4 + 16 and got.source[0][3] == Source.FIT  # half the bytes: half of 33, rounded to even
+    assert (got.spread[0][3], got.bias[0][3], got.source[0][3]) == (4, 16, Source.FIT)  # half of 33, rounded to even
 
 
 def several(*rows):
@@ -112,11 +112,11 @@ def test_between_two_probes_is_a_line():
     finder = Finder(several((16, 100, 3), (80, 180, 5), (8, 90, 1), (400, 9000, 9)))
     key = Key(Op.ALL_GATHER, DTYPES.index("float32"), Reduce.NONE, 4, 32)
     found = finder.find(key)
-    assert (found.duration, found.spread, found.source) == (120, 5 + 30, Source.FIT)
+    assert (found.duration, found.spread, found.bias, found.source) == (120, 5, 30, Source.FIT)
     found = finder.find(replace(key, bytes=800))  # beyond the largest: at worst twice as long
-    assert (found.duration, found.spread, found.source) == (9000, 9 + 4500, Source.FIT)
+    assert (found.duration, found.spread, found.bias, found.source) == (9000, 9, 4500, Source.FIT)
     found = finder.find(replace(key, bytes=80))
-    assert (found.duration, found.spread, found.source) == (180, 5, Source.PROBE)
+    assert (found.duration, found.spread, found.bias, found.source) == (180, 5, 0, Source.PROBE)
     assert finder.find(replace(key, size=8)) is None and finder.find(replace(key, op=Op.BARRIER)) is None
 
 
@@ -195,6 +195,58 @@ def test_repeats_of_a_collective():
     got = durations(graph, find_matches(graph))
     assert [int(got.own[row][1]) for row in got.row] == [9, 9]
     assert [int(got.spread[row][1]) for row in got.row] == [2, 2] and not any(row.any() for row in got.tail)
+
+
+def members_apart():
+    """Three runs in which rank 1 comes last and stays 70, 80 and 120; rank 0 always goes 50 after it came."""
+    graph = build(2, {"world": [0, 1]}, lambda rank: [compute(), comm("all_reduce", "world", 8)])
+    for run, stay in enumerate((70, 80, 120)):
+        times = {0: [(0, 20), (20, 250)], 1: [(0, 200), (200, 200 + stay)]}
+        add_timing(graph, {rank: rows(spans) for rank, spans in times.items()}, run)
+    return graph
+
+
+def test_how_far_members_disagree_is_each_members_own():
+    """Who always goes after 50 is not in doubt because another member is: that one's quartiles are 75 and 100."""
+    got = durations(graph := members_apart(), find_matches(graph))
+    assert [(int(got.own[row][1]), int(got.tail[row][1])) for row in got.row] == [(50, 0), (50, 30)]
+    assert [int(got.spread[row][1]) for row in got.row] == [0, 12]
+
+
+@pytest.mark.parametrize(("error", "unseen"), [(1000, 150), (20, 40)])
+def test_what_clocks_do_not_show_of_a_member_is_in_doubt(error, unseen):
+    """The last arrival shows 80. Rank 0 stayed 230 each time: it may have gone on 150 later than the first, or by as much as
+    two clocks are off. Rank 1 once stayed for less than that."""
+    graph = members_apart()
+    graph.timing.clock_error[:] = error
+    got = durations(graph, find_matches(graph))
+    assert [(int(got.own[row][1]), int(got.tail[row][1])) for row in got.row] == [(80, 0)] * 2
+    assert [(int(got.spread[row][1]), int(got.bias[row][1])) for row in got.row] == [(12, unseen), (12, 0)]
+
+
+def test_members_of_one_run_disagree_between_iterations():
+    """On one clock: rank 1 leaves 0, 4, 8 and 12 later than rank 0, the first of them in the warm-up."""
+    graph = build(2, {"world": [0, 1]}, lambda rank: [compute(), comm("all_reduce", "world", 8), step()] * 4)
+    spans = {0: [], 1: []}
+    for k, start in enumerate((0, 100, 200, 300)):
+        for rank in (0, 1):
+            end = start + 20 + 4 * k * rank
+            spans[rank] += [(start, start + 10), (start + 10, end), (end, end)]
+    add_timing(graph, {rank: rows(times) for rank, times in spans.items()})
+    got = durations(graph, find_matches(graph))
+    assert [got.tail[row][1::3].tolist() for row in got.row] == [[0] * 4, [0, 4, 8, 12]]
+    assert [got.spread[row][1::3].tolist() for row in got.row] == [[0] * 4, [2] * 4]
+
+
+def test_a_group_that_nobody_measured_is_known_no_better_than_groups_agree():
+    """Of three equal groups one took 30, one 20: the third may be like either."""
+    groups = {"tp0": [0, 1], "tp1": [2, 3], "tp2": [4, 5]}
+    graph = build(6, groups, lambda rank: [compute(), comm("all_reduce", f"tp{rank // 2}", 8)])
+    for first, end in ((0, 40), (2, 30)):
+        add_timing(graph, {rank: rows([(0, 10), (10, end)]) for rank in (first, first + 1)}, first)
+    got = durations(graph, find_matches(graph))
+    assert [int(got.own[row][1]) for row in got.row] == [30, 30, 20, 20, 30, 30]
+    assert [int(got.spread[row][1]) for row in got.row] == [0, 0, 0, 0, 5, 5]
 
 
 def test_ranks_that_nobody_measured_are_named():

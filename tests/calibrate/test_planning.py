@@ -108,6 +108,25 @@ def test_a_sandbox_keeps_its_own_work():
         plan(example(), [change("set", "op=all_reduce=9")], real=[0, 1])
 
 
+def test_what_int64_does_not_hold_is_refused():
+    """A span of 33 ns, a million times as long three times over."""
+    steps = [change("scale", "kind=compute=1000000")] * 3
+    planned, _ = plan(example(), steps[:2])
+    assert planned.timeline.iteration_time_ns == 33 * 10**12 + 5
+    with pytest.raises(PrismError, match="^--scale kind=compute=1000000: makes durations of 1,000,000,000 s and more"):
+        plan(example(), steps)
+
+
+def test_a_delay_needs_a_span():
+    """The only one is before the iterations."""
+    begin = [compute(), comm("barrier", "world", at="train.py:1 init")]
+    graph = build(1, {"world": [0]}, lambda rank: begin + [comm("barrier", "world", at="train.py:2 go"), step()] * 2)
+    graph = calibrated(graph, given_durations([[5, 1, 2, 0, 2, 0]]))
+    with pytest.raises(PrismError, match="^--delay 0=7: no compute span in an iteration of these ranks; "):
+        plan(graph, [change("delay", "0=7")])
+    assert plan(graph, [change("delay", "kind=comm 0=7")])[1].after == 9
+
+
 def test_without_iterations_the_whole_run_is_compared():
     graph = build(1, {"world": [0]}, lambda rank: [compute(), comm("barrier", "world"), compute()])
     _, gain = plan(calibrated(graph, given_durations([[10, 1, 2]])), [change("scale", "0=0.5")])
@@ -124,6 +143,8 @@ def test_the_half_width_is_of_what_differs():
     graph.timeline.interval_ns = 0
     assert plan(graph, [change("scale", "1=0.5")])[1].half == pytest.approx(math.hypot(3, 3) / 2)
     assert plan(graph, [change("delay", "1=7")])[1].half == 0, "the span is as much in doubt before as after"
+    graph.durations.bias[1][[4, 8]] = 6  # wrong by the same each time: adds up
+    assert plan(graph, [change("scale", "1=0.5")])[1].half == pytest.approx(math.hypot(math.hypot(3, 3), 3 + 3) / 2)
     graph.timeline.interval_ns = 19  # half an iteration
     assert plan(graph, [change("delay", "1=8")])[1].half == 4
 
@@ -172,7 +193,7 @@ def test_equals_durations_edited_by_hand(seed):
 def each_by_itself(graph):
     """``graph``, in which no two ranks share durations, so that they are looked at one by one."""
     known, every = graph.durations, np.arange(graph.world_size, dtype=np.int32)
-    rows = {name: [getattr(known, name)[k] for k in known.row] for name in ("own", "tail", "spread", "source")}
+    rows = {name: [getattr(known, name)[k] for k in known.row] for name in ("own", "tail", "spread", "bias", "source")}
     return replace(graph, durations=Durations(every, **rows))
 
 
@@ -183,7 +204,7 @@ def check_plan(graph, changes, real=()):
     assert (gain.before, gain.after, gain.counted) == (wanted.before, wanted.after, wanted.counted)
     assert [part[:3] for part in gain.parts] == [part[:3] for part in wanted.parts]
     for rank in range(graph.world_size):
-        for part, names in (("durations", ("own", "tail", "spread", "source")), ("timeline", ("start", "end"))):
+        for part, names in (("durations", ("own", "tail", "spread", "bias", "source")), ("timeline", ("start", "end"))):
             a, b = getattr(few, part), getattr(every, part)
             assert all(np.array_equal(getattr(a, name)[a.row[rank]], getattr(b, name)[b.row[rank]]) for name in names)
     assert (few.steady and few.steady.total_ns) == (every.steady and every.steady.total_ns)

@@ -11,7 +11,7 @@ from prism_tools.calibrate.realign import realign
 from prism_tools.calibrate.selectors import parse_selector
 from prism_tools.errors import PrismError
 from prism_tools.graph.check import check
-from prism_tools.graph.model import Probes
+from prism_tools.graph.model import Memory, Probes
 from prism_tools.graph.schema import Kind, Op, Reduce, Source
 from tests.graph.builder import add_timing, build, comm, compute, differences, step, wait
 
@@ -181,6 +181,46 @@ def test_edges_belong_to_the_program():
     add_timing(old, {0: [(k, k, k, k) for k in range(6)]})
     with pytest.raises(PrismError, match=r"rank 0 differs at operation 1: wait \(train.py:2 wait\) there, wait"):
         realign(calibrate(old), new, "new.h5")
+
+
+def test_who_meets_whom_belongs_to_the_program():
+    """Rank 1 receives two messages, in the order of their tags or in the other."""
+
+    def job(*tags):
+        def nodes(rank):
+            mine = [
+                comm("recv" if rank else "send", "world", 64, peer=1 - rank, tag=tag) for tag in tags[2 * rank :][:2]
+            ]
+            return [compute(), mine[0], compute(), mine[1], step()]
+
+        graph = build(2, {"world": [0, 1]}, nodes)
+        add_timing(graph, {rank: [(k, k, k, k + 1) for k in range(5)] for rank in range(2)})
+        return graph
+
+    realign(calibrate(job(1, 2, 1, 2)), job(3, 4, 3, 4), "new.h5")
+    with pytest.raises(PrismError) as error:
+        realign(calibrate(job(1, 2, 1, 2)), job(1, 2, 2, 1), "new.h5")
+    assert str(error.value) == (
+        "new.h5: another program: rank 1 differs at operation 0: it meets rank 0's operation 1 there, it meets rank 0's "
+        "operation 0 here; record and slice it from the beginning"
+    )
+    with pytest.raises(
+        PrismError, match="^new.h5: rank 1 recv from rank 0 on world, node 1 .*: rank 0 has no send for it "
+    ):
+        realign(calibrate(job(1, 2, 1, 2)), job(3, 2, 1, 2), "new.h5")
+
+
+def test_peaks_of_what_was_measured_anew_are_new():
+    def with_peaks(graph, ranks, peak):
+        rss = np.array(ranks) * 10 + peak
+        graph.memory = Memory(np.array(ranks, np.int32), rss, rss * 0 - 1, rss * 0 - 1, ["slice"] * len(ranks))
+        return graph
+
+    old = calibrate(with_peaks(alone(train(), {0: 100, 1: 120}), [0, 1], 500))
+    new = with_peaks(alone(train(), {1: 60}), [1], 700)
+    memory = realign(old, new, "new.h5")[0].memory
+    assert (memory.rank.tolist(), memory.rss.tolist(), memory.stage) == ([0, 1], [500, 710], ["slice"] * 2)
+    assert realign(old, alone(train(), {1: 60}), "new.h5")[0].memory.rss.tolist() == [500, 510]
 
 
 def test_what_is_missing_is_said():

@@ -61,11 +61,13 @@ def test_what_is_selected(text, wanted, nodes):
 @pytest.mark.parametrize(
     "text, reason",
     [
-        ("op=barrier,gather group=dp", "no node is all of this at once; see prism-inspect nodes"),
+        ("op=barrier,all_to_all group=dp", "no node is all of this at once; see prism-inspect nodes"),
         ("op=gather", "the file has ops all_reduce, all_to_all, barrier, broadcast, recv, send"),
         ("group=ep", "the file has groups default_pg, dp, tp"),
         ("lane=stream*", "the file has lanes gloo, host"),
         ("7", "the file has ranks 0-3"),
+        ("0-4", "the file has ranks 0-3"),
+        ("rank=0-999999999999 kind=comm", "the file has ranks 0-3"),
         ("iteration=2-3", "the file has iterations 0-1"),
         (
             "at=other.py",
@@ -78,6 +80,20 @@ def test_nothing_is_an_error_that_says_what_there_is(text, reason, nodes):
         nodes.select(parse_selector(text))
 
 
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("op=all_reduce,al_gather", "with al_gather: the file has ops all_reduce, all_to_all, barrier,"),
+        ("rank=0,3,4", "with 4: the file has ranks 0-3"),
+        ("0,2-5", "with 2-5: the file has ranks 0-3"),
+        ("iteration=0,2", "with 2: the file has iterations 0-1"),
+    ],
+)
+def test_a_slip_in_a_list_is_no_smaller_selection(text, reason, nodes):
+    with pytest.raises(PrismError, match=re.escape(f"{text!r} selects nothing {reason}")):
+        nodes.select(parse_selector(text))
+
+
 def test_call_sites_in_folders():
     graph = build(1, {"w": [0]}, lambda rank: [compute(), comm("barrier", "w", at="models/gpt.py:41 forward")])
     nodes = Nodes(graph, find_matches(graph))
@@ -87,7 +103,7 @@ def test_call_sites_in_folders():
         "at=models/gpt.py",
         "at=models/*",
         "at=forward",
-        "at=gpt.py,x.py op=barrier",
+        "at=gpt.py,forward op=barrier",
     ):
         assert nodes.select(parse_selector(text)).tolist() == [False, True], text
 
@@ -106,6 +122,7 @@ def test_kinds_that_the_file_has():
         ("", "nothing is selected"),
         ("op", "'op' is no op=…, group=…, lane=…, rank=…, at=…, kind=… or iteration=…"),
         ("op=", "'op=' is no op=…"),
+        ("at=a.py,", "'at=a.py,' has an empty value"),
         ("op=send op=recv", "op is given twice; write op=A,B"),
         ("3 rank=4", "rank is given twice"),
         ("rank=5-3", "'5-3' is no list of numbers such as 0-3,8"),

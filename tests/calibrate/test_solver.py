@@ -23,8 +23,8 @@ def given_durations(own, tail=None):
     """Durations with one row a rank."""
     own = [np.array(row, np.int64) for row in own]
     tail = [np.array(row, np.int64) for row in tail] if tail else [row * 0 for row in own]
-    zero = [row * 0 for row in own]
-    return Durations(np.arange(len(own), dtype=np.int32), own, tail, zero, zero)
+    spread, bias, source = ([row * 0 for row in own] for _ in range(3))
+    return Durations(np.arange(len(own), dtype=np.int32), own, tail, spread, bias, source)
 
 
 def solved(graph, own, tail=None):
@@ -200,7 +200,7 @@ def test_ranks_may_have_other_numbers(seed):
     was = np.argsort(name)
     members = Ragged.from_rows([name[row] for row in graph.groups.members], np.int32)
     columns = {field: getattr(graph.ranks, field)[was] for field in ("program", "values", "local_rank", "node")}
-    ranks = replace(graph.ranks, slots=[graph.ranks.slots[rank] for rank in was], **columns)
+    ranks = replace(graph.ranks, slots=Ragged.from_rows([graph.ranks.slots[rank] for rank in was], np.int32), **columns)
     other = replace(graph, ranks=ranks, groups=replace(graph.groups, members=members))
     first, second = (
         np.concatenate(solve(each, matches, dependency_order(each, matches), known)[1])

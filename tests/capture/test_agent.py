@@ -73,8 +73,16 @@ def test_it_ends_with_its_server(agent):
     assert child.wait(60) == 0
 
 
-def test_nobody_tells_it_how_to_begin():
-    """The server was killed before it could: no traceback."""
+@pytest.mark.parametrize("told", ["", '{"tool": "prism-rep'])
+def test_nobody_tells_it_how_to_begin(told):
+    """The server has ended before it could: no traceback, and no status of which srun would tell."""
     words = [sys.executable, "-m", "prism_tools.capture.agent"]
-    done = subprocess.run(words, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    done = subprocess.run(words, env=environment(), input=told, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_it_is_turned_away(agent):
+    """The server has been stopped while it came: it goes before it preloads anything, and says nothing."""
+    node, child = agent()
+    node.close()
+    assert child.wait(60) == 0

@@ -54,6 +54,23 @@ def test_what_cannot_be_solved_is_one_line(graph, tmp_path):
     assert not (tmp_path / "out.h5").exists()
 
 
+def test_a_clock_that_went_backwards_is_refused_on_every_way(tmp_path):
+    file.write(backwards(), tmp_path / "in.h5")
+    good = backwards()
+    good.timing.end[0][1] = 9
+    file.write(good, tmp_path / "good.h5")
+    tools.run("calibrate", "good.h5", "-o", "known.h5", cwd=tmp_path)
+    for argv, name in ((["in.h5", "--delay", "0=1ms"], ""), (["known.h5", "--realign", "in.h5"], "in.h5: ")):
+        error = tools.run("calibrate", *argv, "-o", "out.h5", cwd=tmp_path, expect=1).stderr
+        assert error.startswith(f"prism-calibrate: {name}{BAD[backwards]}") and error.count("\n") == 1
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_standard_input_is_one_graph(tmp_path):
+    error = tools.run("calibrate", "--realign", "-", "-o", "out.h5", cwd=tmp_path, expect=2).stderr
+    assert error == "prism-calibrate: --realign -: standard input cannot be both graphs; name one of them\n"
+
+
 def test_durations_without_measurements_are_solved(tmp_path):
     graph = clusters.build(clusters.Cluster())
     graph.durations = clusters.durations(graph, np.arange(graph.world_size))
@@ -61,3 +78,5 @@ def test_durations_without_measurements_are_solved(tmp_path):
     tools.run("calibrate", "in.h5", "-o", "out.h5", cwd=tmp_path)
     solved = file.read(tmp_path / "out.h5")
     assert solved.stage == "calibrated" and solved.timeline.iteration_time_ns > 0
+    done = tools.run("calibrate", "in.h5", "--scale", "0-1=1", "-o", "planned.h5", cwd=tmp_path)
+    assert "(+0.0" in done.stderr.splitlines()[0]

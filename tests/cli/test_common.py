@@ -34,7 +34,7 @@ def test_ranks(text, ranks):
     assert common.parse_ranks(text) == ranks
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "0-", "1,,2", "0:3"])
+@pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "0-", "1,,2", "0:3", "0-99999999999", "99999999999"])
 def test_ranks_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="no list of ranks such as 0-3,8"):
         common.parse_ranks(text)
@@ -171,6 +171,10 @@ def test_quiet_silences_progress(monkeypatch):
 def test_no_graph_to_a_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal())
     common.check_output(SimpleNamespace(output="a.h5"))
+    with pytest.raises(
+        PrismError, match="^none/a.h5: cannot be written: No such file or directory; make its folder first$"
+    ):
+        common.check_output(SimpleNamespace(output="none/a.h5"))
     with pytest.raises(PrismError, match="standard output is a terminal; add -o FILE") as caught:
         common.check_output(SimpleNamespace(output="-"))
     assert caught.value.status == 2

@@ -14,9 +14,10 @@ OURS = (f"b'{sys.executable}", "b'srun")
 
 
 class Halted:
-    """A tool over four nodes whose program is HALTING: its rank 0 waits for good. The allocation outlives the tool."""
+    """A tool over four nodes whose program is HALTING: its rank 0 waits for good, and is waited for if ``ready``. The
+    allocation outlives the tool."""
 
-    def __init__(self, slurm, folder, tool, *arguments):
+    def __init__(self, slurm, folder, tool, *arguments, ready=True):
         os.mkfifo(folder / "gate")
         self.mark, words = uuid.uuid4().hex, command(tool, *arguments)
         self.salloc = subprocess.Popen(
@@ -28,6 +29,11 @@ class Halted:
             stderr=subprocess.PIPE,
             text=True,
         )
+        if ready:
+            self._wait(folder)
+
+    @staticmethod
+    def _wait(folder):
         gate = os.open(folder / "gate", os.O_RDONLY | os.O_NONBLOCK)  # a tool that has failed opens it never
         until(lambda: _heard(gate) == b"ready\n", limit=LIMIT)
         os.close(gate)

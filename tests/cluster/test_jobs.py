@@ -19,16 +19,37 @@ def submitted(done):
     return dict(line.split() for line in done.stdout.splitlines())
 
 
+PAIRS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+mine = [dist.new_group([k, k + 1]) for k in (0, 2, 4)][dist.get_rank() // 2]
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+for _ in range(3):
+    total = torch.full((3,), float(dist.get_rank()))
+    dist.all_reduce(total, group=mine)
+    dist.all_reduce(total)
+    optimizer.step()
+if dist.get_rank() == 0:
+    print(f"check rank 0 total {total.tolist()}")
+dist.destroy_process_group()
+"""
+
+
 def test_the_pipeline(slurm, tmp_path):
-    done = slurm.run(PIPELINE, tmp_path / "run", 4, 2, "0-1", "--", SUMS)
+    """Six ranks, measured three at a time, in pairs that stay together: three slices, and not two."""
+    (tmp_path / "pairs.py").write_text(PAIRS)
+    done = slurm.run(PIPELINE, tmp_path / "run", 6, 3, "0-1", "--", tmp_path / "pairs.py")
     jobs = submitted(done)
     assert list(jobs) == ["record", "slices", "calibrate", "replay"]
     slurm.run("srun", "-Q", f"--dependency=afterany:{jobs['replay']}", "true", limit=150)
     logs = {path.name: path.read_text() for path in sorted((tmp_path / "run").glob("*.out"))}
     assert {job: state(slurm, job) for job in jobs.values()} == {job: {"COMPLETED"} for job in jobs.values()}, logs
-    assert logs[f"prism-record-{jobs['record']}.out"] == "check rank 0 message [3.0, 3.0, 3.0]\n"
+    assert logs[f"prism-record-{jobs['record']}.out"] == "check rank 0 total [30.0, 30.0, 30.0]\n"
     calibrated, replayed = (file.read(tmp_path / "run" / f"{name}.h5") for name in ("calibrated", "replayed"))
-    assert calibrated.timing.slice.tolist() == [0, 0, 1, 1] and len(calibrated.probes.op) >= 2
+    assert calibrated.timing.rank.tolist() == list(range(6)) and len(calibrated.probes.op) >= 1
+    assert calibrated.timing.slice.tolist() == [0, 0, 1, 1, 2, 2]
     assert replayed.replay.timing.rank.tolist() == [0, 1]
     assert calibrated.environment["SLURM_JOB_ID"] == jobs["record"]
     assert {path.name for path in (tmp_path / "run").iterdir() if path.suffix == ".h5"} == {

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.halted import HALTING, Halted
 from tests.same import check_same
-from tests.tools import LIMIT, command, program, said
+from tests.tools import LIMIT, command, program, said, until
 
 GPT8 = ["--tp", "2", "--pp", "2", "--steps", "2"]
 
@@ -78,3 +78,13 @@ def test_the_coordinator_is_asked_to_stop(halted):
     os.kill(halted.process("bin/prism-record"), signal.SIGTERM)
     done = halted.finish()
     assert (done.status, done.stderr) == (128 + signal.SIGTERM, "")
+
+
+@pytest.mark.parametrize(("first", "number"), [("b'srun", signal.SIGTERM), ("b'/", signal.SIGINT)])
+def test_the_coordinator_is_asked_to_stop_while_agents_start(first, number, slurm, tmp_path):
+    """When srun, or the first agent's Python, is there: what has begun ends, without a word of it or of Slurm."""
+    starting = Halted(slurm, tmp_path, "record", "-n", 4, "-o", "run.h5", "--", HALTING, ready=False)
+    until(lambda: any(first in line for line in starting.running("capture.agent")), limit=LIMIT)
+    os.kill(starting.process("bin/prism-record"), number)
+    done = starting.finish()
+    assert (done.status, done.stderr) == (128 + number, "")

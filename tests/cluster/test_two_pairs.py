@@ -8,7 +8,7 @@ import pytest
 
 from prism_tools.graph import file
 from tests.cluster.halted import HALTING, Halted
-from tests.tools import LIMIT, command, run, said
+from tests.tools import LIMIT, ROOT, command, run, said
 
 SECOND = 10**9  # ns
 
@@ -41,6 +41,17 @@ def test_values_of_both_pairs_meet(slurm, stages, tmp_path):
     done = on_four(slurm, tmp_path, "slice", *words)
     assert said(done.stdout, "check") == sorted(bare.lines("check", {0, 3}) * 2) != []
     assert [line for line in done.stderr.splitlines() if "is noisy" not in line] == []
+
+
+def test_one_rank_for_many(slurm, stages, tmp_path):
+    """Virtual ranks that did not run contribute what the ones did that ran for them, whichever assistant reads it."""
+    options = ("--dedup", "--rules", ROOT / "share" / "prism" / "rules" / "self.toml")
+    bare = stages.recorded("ddp.py", world=4, options=options)
+    words = ["run", bare.path, "-s", 2, "--ranks", "0,3", "--no-probe", "-v", "-o", "run.h5"]
+    assert file.read(bare.path).ranks.ran.tolist() == [0, 0, 0, 3]
+    alone = run("slice", *words, cwd=tmp_path)
+    done = on_four(slurm, tmp_path, "slice", *words)
+    assert said(done.stdout, "loss") == alone.lines("loss") != []
 
 
 @pytest.fixture(scope="module")

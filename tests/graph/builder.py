@@ -102,7 +102,7 @@ def build(
         value_key = b"|".join(a.tobytes() for a in [*value.columns.values(), value.splits.offset, value.splits.data])
         program_of.append(programs.setdefault(program_key, (len(programs), program))[0])
         values_of.append(values.setdefault(value_key, (len(values), value))[0])
-        slots.append(np.array([list(groups).index(name) for name in mine], np.int32))
+        slots.append([list(groups).index(name) for name in mine])
     everyone = np.arange(world_size, dtype=np.int32)
     return Graph(
         stage="bare",
@@ -112,11 +112,17 @@ def build(
             list(groups),
             [f"{name} desc" for name in groups],
             [backend] * len(groups),
-            [np.array(members, np.int32) for members in groups.values()],
+            Ragged.from_rows(list(groups.values()), np.int32),
         ),
         programs=[program for _, program in programs.values()],
         values=[value for _, value in values.values()],
-        ranks=Ranks(np.array(program_of, np.int32), np.array(values_of, np.int32), everyone, everyone * 0, slots),
+        ranks=Ranks(
+            np.array(program_of, np.int32),
+            np.array(values_of, np.int32),
+            everyone,
+            everyone * 0,
+            Ragged.from_rows(slots, np.int32),
+        ),
         lanes=["host", "gloo" if backend == "gloo" else "nccl:world"],
         strings=strings,
         store=StoreLog(np.empty(0, np.int32), [], [], []),
@@ -218,6 +224,7 @@ def add_results(graph: Graph) -> None:
         [np.full(n, 100, np.int64) for n in lengths],
         [np.full(n, 3, np.int64) for n in lengths],
         [np.full(n, 9, np.int64) for n in lengths],
+        [np.full(n, 2, np.int64) for n in lengths],
         [np.full(n, Source.REAL, np.uint8) for n in lengths],
     )
     # All ranks in step: node k starts at k * 1000 and ends just before k + 1 does; waits go unnoticed.

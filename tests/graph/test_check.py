@@ -46,11 +46,11 @@ def slot(graph):
 
 
 def member(graph):
-    graph.groups.members[1] = np.array([1, 2], np.int32)
+    graph.groups.members[1][:] = [1, 2]
 
 
 def twice(graph):
-    graph.groups.members[1] = np.array([0, 0], np.int32)
+    graph.groups.members[1][:] = [0, 0]
 
 
 def root(graph):

@@ -86,7 +86,7 @@ def test_replicas_are_one_class_and_a_straggler_touches_its_own_groups(name):
 
 def copied_durations(rng, graph, alike):
     """Ranks of equal number in ``alike`` and of one program take as long, but for some; all communication takes 7."""
-    most, known = rng.choice((3, 1000)), Durations(np.zeros(graph.world_size, np.int32), [], [], [], [])
+    most, known = rng.choice((3, 1000)), Durations(np.zeros(graph.world_size, np.int32), [], [], [], [], [])
     rows, slow = {}, rng.choice((0, 0.05, 0.3))
     for rank, number in enumerate(alike.tolist()):
         program = graph.program_of(rank)
@@ -98,6 +98,7 @@ def copied_durations(rng, graph, alike):
             known.own.append(np.where(program.kind == Kind.COMM, 7, own))
             known.tail.append(tail)
             known.spread.append(tail)
+            known.bias.append(tail)
             known.source.append(tail.astype(np.uint8))
     return known
 

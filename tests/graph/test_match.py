@@ -5,6 +5,7 @@ import pytest
 
 from prism_tools.errors import PrismError
 from prism_tools.graph.match import Matches, find_matches
+from prism_tools.graph.model import Ragged
 from prism_tools.graph.schema import Match, Op
 from prism_tools.graph.semantics import EAGER_BYTES
 from tests.graph.builder import build, comm, compute, step, train4
@@ -150,7 +151,7 @@ def test_unknown_peer_and_strangers_are_named():
     graph = build(2, {"w": [0, 1]}, lambda rank: [comm("recv", "w", at="")] if rank == 0 else [])
     check_problem(graph, "rank 0 recv on w, node 0: the peer is unknown", [])
     graph = build(2, {"w": [0, 1]}, lambda rank: [comm("barrier", "w", at="")])
-    graph.groups.members[0] = np.array([0], np.int32)
+    graph.groups.members = Ragged.from_rows([[0]], np.int32)
     check_problem(graph, "rank 1 barrier on w, node 0: the rank is no member of this group", [[(0, 0)]])
 
 

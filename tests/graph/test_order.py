@@ -1,5 +1,6 @@
 """Dependency order: every step after what it needs, the same each time, and cycles named."""
 
+import numpy as np
 import pytest
 
 from prism_tools.errors import PrismError
@@ -80,6 +81,29 @@ def test_long_cycle_is_a_line_and_a_table():
     assert [line.split(" (")[0] for line in caught.value.detail.splitlines()] == [
         f"rank {r} send on w" for r in (2, 3, 4)
     ]
+
+
+def test_who_waits_for_a_circle_is_no_part_of_it():
+    """Ranks 2 and 3 send to each other; ranks 0 and 1 wait for them, and stand before them."""
+
+    def nodes(rank):
+        ring = [comm("send", "w", 4, peer=5 - rank), compute(), comm("recv", "w", peer=5 - rank)] if rank > 1 else []
+        return [compute(), *ring, comm("barrier", "w")]
+
+    graph = build(4, {"w": [0, 1, 2, 3]}, nodes)
+    with pytest.raises(PrismError) as caught:
+        order_of(graph)
+    told = ["rank 2 send on w", "rank 3 send on w", "rank 0 barrier on w", "rank 1 barrier on w"]
+    lines = [*str(caught.value).split(": ", 1)[1].split("; ")[:2], *caught.value.detail.splitlines()]
+    assert [line.split(" (")[0] for line in lines] == told
+    assert [line.rsplit(" ", 4)[1:] for line in lines[2:]] == [["waits", "for", "rank", "2"]] * 2
+
+
+def test_edges_in_a_circle_are_named_although_others_wait_for_them():
+    graph = build(2, {"w": [0, 1]}, lambda rank: [*[compute()] * (1 + rank), comm("barrier", "w")])
+    graph.programs[1].edges = np.array([[1, 0]], np.int32)
+    with pytest.raises(PrismError, match=r": rank 1 compute \(node 0\); rank 1 compute \(node 1\) \(and 1 more\); "):
+        order_of(graph)
 
 
 def test_empty_graph_has_an_empty_order():

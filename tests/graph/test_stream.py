@@ -10,6 +10,7 @@ import pytest
 
 from prism_tools.errors import PrismError
 from prism_tools.graph.file import read, write
+from prism_tools.graph.stream import check_place
 from tests.graph.builder import add_results, differences, train4
 
 HEAD = """
@@ -175,6 +176,11 @@ def test_places_that_cannot_be_written_are_refused(full, tmp_path):
         with pytest.raises(PrismError) as caught:
             write(full, place)
         assert str(caught.value).startswith(f"{place}: cannot be written: ") and str(caught.value).endswith(problem)
+        with pytest.raises(PrismError) as early:
+            check_place(str(place))
+        assert str(early.value) == str(caught.value)
+    for place in (tmp_path / "new.h5", "-", "/dev/null"):
+        check_place(str(place))
     assert os.listdir(tmp_path) == ["g.h5"]
 
 

@@ -13,7 +13,7 @@ from prism_tools.graph.tree import PARTS, from_tree, to_tree
 from tests.graph.builder import add_results, differences, train4
 
 OPTIONAL = (
-    *RESULTS, "launch/reduce_order", "timing/iteration_ns", "probes/processes", "replay/timing/iteration_ns",
+    *RESULTS, "launch/reduce_order", "timing/iteration_ns", "probes/processes", "durations/bias", "replay/timing/iteration_ns",
 )  # fmt: skip
 # Their lengths are their own: a shorter one is another graph, not damage.
 FREE = ("timeline/iteration_ns", "timeline/critical", "steady/critical")

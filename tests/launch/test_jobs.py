@@ -4,8 +4,9 @@ import os
 
 import pytest
 
+from prism_tools.cli.progress import Progress
 from prism_tools.errors import PrismError
-from prism_tools.launch.jobs import parts
+from prism_tools.launch.jobs import Parts, parts
 from tests.tools import run
 
 
@@ -73,6 +74,12 @@ def test_the_folder_of_parts(tmp_path):
                 pass
         assert folder.is_dir()
     assert not folder.exists()
+
+
+def test_a_list_of_jobs_that_a_kill_has_torn(tmp_path):
+    (tmp_path / "first.h5").touch()
+    (tmp_path / "jobs.tsv").write_text("12_0\tother\n12_")
+    Parts(tmp_path, {"first": ["true"]}, 1, [], Progress("prism-slice")).complete()
 
 
 def test_a_folder_without_jobs_is_not_kept(tmp_path):

@@ -204,6 +204,7 @@ def test_replicas_of_gpt(stages):
     ran = int(
         re.search(r"one rank of each mesh_dp group stands for the others; (\d+) of 32 ranks were run", alone.stderr)[1]
     )
+    assert f"the same nodes; that {32 - ran} do the same is taken from this sample\n" in alone.stderr
     assert 4 < ran <= 4 + 1 + 1 + 3  # groups; the last rank, which showed that not all do the same; compared
     assert {len(one.programs), len(two.programs)} == {2}
     ranks = two.ranks.ran
@@ -234,6 +235,61 @@ def test_ranks_that_differ_are_all_run(tmp_path):
         "broadcast (job.py:10 <module>), all_reduce (job.py:8 <module>)); all 4 ranks were run\n"
     )
     assert len(done.lines("check")) == 4
+
+
+TAGS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+sent = dist.isend(torch.ones(1), (rank + 1) % world, tag=rank)
+dist.recv(torch.empty(1), (rank - 1) % world, tag=(rank - 1) % world)
+sent.wait()
+"""
+
+
+def test_ranks_whose_tags_differ_are_all_run(tmp_path):
+    """Sends and receives of one rank's tags, given to all, would not find each other."""
+    done = record(tmp_path, TAGS, "[[rule]]\ngenerate = 'self'\n", "-o", "g.h5", "--dedup", world=4)
+    assert (
+        "(ranks 0 and 3 differ first at node 1: send, tag 0 (job.py:5 <module>), send, tag 3 (job.py:5 <" in done.stderr
+    )
+    assert check(file.read(tmp_path / "g.h5")) == []
+
+
+UNSEEN = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 1:
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_what_is_only_taken_from_the_sample_is_said(tmp_path):
+    """Rank 1 is not run: nobody sees that it differs, and nobody may think that it was looked at."""
+    done = record(tmp_path, UNSEEN, "[[rule]]\ngenerate = 'self'\n", "-o", "g.h5", "--dedup", world=4)
+    assert done.stderr == (
+        "prism-record: warning: one rank of each world group stands for the others; 2 of 4 ranks were run, 1 of them to "
+        "compare: the same nodes; that 2 do the same is taken from this sample\n"
+    )
+    assert file.read(tmp_path / "g.h5").ranks.ran.tolist() == [0, 0, 0, 3]
+
+
+SCATTERED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+objects, out = [None], torch.empty(2)
+dist.scatter_object_list(objects, [{"of": 0}, {"of": 1}] if rank == 0 else None, src=0)
+dist.scatter(out, [torch.tensor([4.0, 5.0]), torch.tensor([6.0, 7.0])] if rank == 0 else None, src=0)
+print(f"check rank {rank} {objects} {out.tolist()}\\n", end="", flush=True)
+"""
+
+
+def test_a_root_keeps_its_own_part_and_needs_no_rule(tmp_path):
+    rules = "[[rule]]\nop = 'scatter_object_list'\ngenerate = \"object('told')\"\n[[rule]]\ngenerate = 'constant(3)'\n"
+    done = record(tmp_path, SCATTERED, rules, "-o", "g.h5")
+    assert done.lines("check") == ["check rank 0 [{'of': 0}] [4.0, 5.0]", "check rank 1 ['told'] [3.0, 3.0]"]
 
 
 KEYS = """

@@ -1,14 +1,25 @@
 """Slices at solved times, and slices whose runs differ."""
 
+import argparse
+import io
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from prism_tools.calibrate import calibrate
+from prism_tools.cli.progress import Progress
+from prism_tools.cli.slice import _usual_passes
 from prism_tools.graph import file
 from prism_tools.graph.check import check
+from prism_tools.graph.match import find_matches
+from prism_tools.graph.model import Memory
+from prism_tools.slicing.kept import Kept, Part
+from prism_tools.slicing.measuring import Job
 from prism_tools.slicing.noise import spreads
-from tests.graph.builder import add_timing, build, compute, step
+from prism_tools.slicing.passes import run_passes
+from tests.graph.builder import add_timing, build, comm, compute, step
 from tests.tools import program, run
 
 LATE = 100_000_000  # ns by which rank 1 is late
@@ -45,8 +56,77 @@ def test_a_calibrated_graph_is_sliced_at_its_times(twice, tmp_path):
     argv = ["calibrated.h5", "-s", 1, "--index", 0, "--no-probe", "-o", "part.h5"]
     run("slice", "run", *argv, cwd=tmp_path)
     part = file.read(tmp_path / "part.h5")
-    assert part.timing.rank.tolist() == [0] and (part.stage, part.durations, part.timeline) == ("sliced", None, None)
+    assert part.timing.rank.tolist() == [0] and part.stage == "sliced"
+    assert part.durations is part.timeline is part.steady is None
     assert part.timing.iteration_ns[0][1:].mean() > 0.5 * LATE
+
+
+def measured(bare, length):
+    """``bare`` with one slice, of its only rank, whose iterations take ``length`` ns each."""
+    graph, rows = replace(bare, stage="sliced"), []
+    for end in range(length, 4 * length, length):
+        start, arrival = end - length, end - 5
+        rows += [(start,) * 3 + (arrival,), (arrival,) * 3 + (end,), (end,) * 4]
+    add_timing(graph, {0: rows})
+    return graph
+
+
+def settle(folder, first, lengths, most, before=None):
+    """run_passes, of which an earlier call has measured passes 2, 3, … (iterations of ``lengths``): one more pass would run
+    the program, which there is none. Returns what was kept, told and said."""
+    bare = build(1, {"world": [0]}, lambda rank: [compute(), comm("barrier", "world"), step()] * 3)
+    said = io.StringIO()
+    options = argparse.Namespace(
+        file=str(folder / "bare.h5"), repeat=1, passes=most, parallel=1, tool="prism-slice", argv=["prism-slice"],
+        progress=Progress("prism-slice", said), output="x.h5", verbose=0,
+    )  # fmt: skip
+    kept, one = Kept(bare, folder, options), np.ones(1, np.int64)
+    for number, length in enumerate(lengths, 2):
+        memory = Memory(np.zeros(1, np.int32), one, one, one, ["slice"])
+        kept.save(f"pass-{number}-slice-0", Part(measured(bare, length).timing, memory))
+    job = Job(bare, find_matches(bare), None, options, None)
+    graph, told = run_passes(job, [(0, [0])], kept, measured(bare, first), before)
+    return calibrate(graph).timeline.iteration_time_ns, told, said.getvalue()
+
+
+def test_passes_end_when_the_iteration_time_moves_by_less_than_a_thousandth(tmp_path):
+    times = [100_000, 130_000, 129_860, 129_800]
+    ns, told, said = settle(tmp_path, times[0], times[1:], most=9)
+    assert ns == times[-1] and [row["iteration_ns"] for row in told] == times
+    assert [row["moved"] for row in told] == [None, *(b / a - 1 for a, b in zip(times, times[1:], strict=False))]
+    assert -0.0011 < told[2]["moved"] < -0.001 < told[3]["moved"] < 0
+    assert "the iteration time moved" not in said
+
+
+def test_passes_end_when_as_many_were_made_as_were_asked_for(tmp_path):
+    ns, told, said = settle(tmp_path, 100_000, [130_000, 129_860, 129_800], most=3)
+    assert ns == 129_860 and len(told) == 3
+    last = "warning: the iteration time moved by -0.11 % in the last pass; its own interval is ± 0.0 %: more --passes"
+    assert last in said
+
+
+def test_the_first_pass_at_calibrated_times_is_compared_with_them(tmp_path):
+    bare = build(1, {"world": [0]}, lambda rank: [compute(), comm("barrier", "world"), step()] * 3)
+    before = calibrate(measured(bare, 100_050)).timeline
+    ns, told, _ = settle(tmp_path, 100_000, [], most=9, before=before)
+    assert (ns, told) == (100_000, [{"iteration_ns": 100_000, "moved": 100_000 / 100_050 - 1}])
+
+
+@pytest.mark.parametrize(
+    "device, options, passes",
+    [
+        ("cuda", {}, 2),
+        ("cuda", {"index": 0}, 1),
+        ("cuda", {"no_probe": True}, 1),
+        ("cpu", {}, 1),
+        ("pretend-cuda", {}, 1),
+    ],
+)
+def test_gpus_are_measured_twice_where_that_is_possible(device, options, passes):
+    graph = build(1, {"world": [0]}, lambda rank: [compute()])
+    graph.launch.device = device
+    said = {"index": None, "ranks": None, "no_probe": False, **options}
+    assert _usual_passes(graph, argparse.Namespace(**said)) == passes
 
 
 @pytest.mark.parametrize(

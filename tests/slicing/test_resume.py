@@ -1,13 +1,15 @@
 """Slices that run at once, and calls that were stopped: the same graph in the end, and nothing measured twice."""
 
+import errno
 import os
 
 import numpy as np
 import pytest
 
+from prism_tools.errors import PrismError
 from prism_tools.graph import file
 from prism_tools.graph.check import check
-from prism_tools.slicing.parallel import available_memory
+from prism_tools.slicing.parallel import available_memory, in_processes
 from tests.tools import SUMS, marked, until
 
 # Rank 2 says that it is there, and waits until somebody opens the pipe for writing; any other rank, and without a pipe, none.
@@ -103,6 +105,14 @@ def test_a_slice_that_fails_beside_others(bench, sums):
     told = "the process of a slice was killed by SIGKILL; with less --parallel there is more memory for each"
     assert done.stderr.splitlines()[-1] == f"prism-slice: {told}"
     assert {"slice-0"} <= parts(bench)[0] <= {"slice-0", "slice-1", "slice-3"}
+
+
+def test_what_the_system_refuses_in_a_slice_is_said_as_it_is():
+    def refused(_):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with pytest.raises(PrismError, match="^a slice: Resource temporarily unavailable$"):
+        list(in_processes([0, 1], 2, refused))
 
 
 def test_more_than_the_machine_holds(bench, sums):

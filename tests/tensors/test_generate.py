@@ -89,6 +89,81 @@ def test_a_rank_s_own_part_is_its_own(generator, expected):
     assert [int(out) for out in outs] == expected
 
 
+@pytest.mark.parametrize("op", [Op.ALL_GATHER, Op.GATHER, Op.ALL_TO_ALL])
+@pytest.mark.parametrize(
+    ("generator", "other"),
+    [
+        (Generator("self"), 7),
+        (Generator("zeros"), 0),
+        (Generator("constant", (4,)), 4),
+        (Generator("randint", (5, 6)), 5),
+        (Generator("from",), 9),
+        (Generator("python",), 3),
+    ],
+)  # fmt: skip
+def test_an_own_part_among_the_results_is_kept(op, generator, other, tmp_path, monkeypatch):
+    """What is gathered in place: the input is a view of the output, as ZeRO's all_gathers have it."""
+    np.save(tmp_path / "nines.npy", np.full(6, 9))
+    (tmp_path / "threes.py").write_text("def fill(call):\n    for out in call.outs:\n        out.fill_(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)  # and taken out again
+    arguments = {"from": (str(tmp_path / "nines.npy"),), "python": ("threes", "fill", str(tmp_path))}
+    generator = Generator(generator.kind, arguments.get(generator.kind, generator.arguments))
+    outs = list(torch.full((6,), 7).chunk(3))
+    fill(received(op, outs if op is Op.ALL_TO_ALL else [outs[ME]], outs, root=ME), generator)
+    assert [out.tolist() for out in outs] == [[other] * 2, [7] * 2, [other] * 2]
+
+
+@pytest.mark.parametrize("generator", [Generator("self"), Generator("zeros"), Generator("randint", (0, 2))])
+def test_the_root_of_a_scatter_has_its_own_part(generator):
+    out = torch.full((2,), -1)
+    fill(received(Op.SCATTER, [torch.full((2,), k) for k in (6, 7, 8)], [out], root=ME), generator)
+    assert out.tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.float16])
+def test_memory_that_nobody_has_written(dtype):
+    """Whatever bits there are, finite numbers come out, and those that were there stay."""
+    out = torch.tensor([1.5, float("nan"), -2.0]).to(dtype)
+    fill(received(Op.BROADCAST, [], [out], root=0), Generator("self"))
+    assert out.to(torch.complex64).tolist() == [1.5, 0, -2]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.uint8])
+def test_products_of_unsigned_numbers(dtype):
+    out = torch.tensor([0, 2, 200]).to(dtype)
+    fill(received(Op.ALL_REDUCE, [out], [out], Reduce.PRODUCT), Generator("self"))
+    assert out.tolist() == [0, 8, 200**3 % 2 ** (8 * dtype.itemsize)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "generator", "message"),
+    [
+        (torch.uint8, Generator("randint", (200, 257)), "256 is no uint8"),
+        (torch.int8, Generator("constant", (128,)), "128 is no int8"),
+        (torch.int64, Generator("constant", (0.5,)), "0.5 is no int64"),
+        (torch.bool, Generator("constant", (2,)), "2 is no bool"),
+        (torch.int32, Generator("from", (1.5,)), "1.5 is no int32"),
+        (torch.int32, Generator("from", (2**31,)), "2147483648 is no int32"),
+        (torch.float32, Generator("from", (1j,)), "1j is no float32"),
+    ],
+)
+def test_numbers_that_the_type_does_not_have(dtype, generator, message, tmp_path):
+    if generator.kind == "from":
+        np.save(tmp_path / "a.npy", np.array(generator.arguments * 3))
+        generator = Generator("from", (str(tmp_path / "a.npy"),))
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        fill(received(Op.RECV, [], [torch.zeros(3).to(dtype)]), generator)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.bfloat16, torch.complex64, torch.float8_e5m2])
+def test_numbers_of_any_type(dtype):
+    for generator in (Generator("constant", (1,)), Generator("constant", (1.0,)), Generator("randint", (1, 2))):
+        for shape in ((), (0,), (2, 3)):
+            out = torch.zeros(shape).to(dtype)
+            fill(received(Op.RECV, [], [out]), generator)
+            assert out.to(torch.complex64).equal(torch.ones(shape, dtype=torch.complex64))
+
+
 def test_numbers_in_a_range_are_the_same_on_all_members():
     first, again = torch.empty(1000, dtype=torch.int64), torch.empty(1000, dtype=torch.int64)
     torch.manual_seed(1)

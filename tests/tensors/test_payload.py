@@ -205,6 +205,31 @@ def test_damage_is_found_where_it_is_read(content, tmp_path):
     assert bytes(reader.get(0, 0)) == content and bytes(reader.get(2, 8)) == b"fine"
 
 
+def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path):
+    """Some bits of compressed contents may be either: those after their end, or the distance to one of two equal strings."""
+    contents = {(0, 0): bytes(range(256)) * 20, (0, 1): b"some", (2, 0): b"", (2, 1): os.urandom(300)}
+    writer, payload = written(tmp_path, contents, budget=500)
+    assert writer.summarised == [(2, 1)]
+    summaries = PayloadReader(payload).summaries.tobytes()
+    image = (tmp_path / "run.payload").read_bytes()
+    unseen = []
+    with open(payload.path, "r+b") as file:
+        for place, bit in ((place, bit) for place in range(len(image)) for bit in range(8)):
+            os.pwrite(file.fileno(), bytes([image[place] ^ 1 << bit]), place)
+            try:
+                reader = PayloadReader(payload)
+                found = {where: reader.get(*where) for where in contents}
+            except PrismError:
+                pass
+            else:
+                unseen.append(place)
+                kept = {where: None if data is None else bytes(data) for where, data in found.items()}
+                assert kept == contents | {(2, 1): None} and reader.summaries.tobytes() == summaries, (place, bit)
+            os.pwrite(file.fileno(), image[place : place + 1], place)
+    blob = PayloadReader(payload).blobs[0]
+    assert int(blob["codec"]) > 0 and all(HEAD <= place < HEAD + int(blob["stored"]) for place in unseen)
+
+
 def test_damaged_tables_are_refused(tmp_path):
     _, payload = written(tmp_path, {(0, 0): b"a" * 1000})
     with open(payload.path, "r+b") as file:

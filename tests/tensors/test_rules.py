@@ -28,6 +28,7 @@ WRONG = {
     "[[rule]]\ngenerate = 'python:hooks'": "line 2: generate: 'python:hooks' is not python:MODULE:FUNCTION",
     "[[rule]\ngenerate = 'self'": "is no TOML file: Expected ']]' at the end of an array declaration (at line 1, column 7)",
     '[[rule]]\ngenerate = "\xff': "is no TOML file: ",
+    "rule = " + "[" * 3000: "is no TOML file: ",
 }
 
 
