@@ -18,12 +18,12 @@ from prism_tools.calibrate.schedule import timeline
 from prism_tools.graph.alike import timed_alike
 from prism_tools.graph.classes import classes_of
 from prism_tools.graph.match import find_matches
-from prism_tools.graph.model import Memory, Timeline
+from prism_tools.graph.model import Memory, Ragged, Timeline
 from prism_tools.graph.order import dependency_order
 from tests.analyze import rank_by_rank
 from tests.bench import clusters
 from tests.calibrate.random_graphs import random_replicas
-from tests.graph.builder import build, comm, compute, step
+from tests.graph.builder import build, comm, compute, step, wait
 from tests.graph.test_classes import copied_durations
 
 
@@ -96,6 +96,26 @@ def test_bytes_may_differ_within_a_class():
     assert check_reports(graph) == 1
     assert [row["bytes"] for row in ranks(graph)] == [100, 101, 102, 103]
     assert groups(graph)[0]["bytes"] == 406
+
+
+def test_one_rank_may_stand_for_all_members_of_a_match():
+    """A ring of groups of two: every rank is in one as the first and in one as the second, and all are one class."""
+
+    def nodes_of(rank):
+        pair = [comm("all_reduce", f"g{(rank - k) % 5}", 4, name=f"c{k}", is_async=True) for k in (0, 1)]
+        return [compute(), pair[0], compute(), pair[1], compute(), wait("c0", "c1"), step()] * 3
+
+    graph = build(5, {f"g{k}": [k, (k + 1) % 5] for k in range(5)}, nodes_of)
+    graph.ranks.program[:] = 0  # rank 0's: in all others the groups change places
+    graph.ranks.slots = Ragged.from_rows([[rank, (rank - 1) % 5] for rank in range(5)], np.int32)
+    solve(graph, copied_durations(random.Random(2), graph, np.zeros(5, int)))
+    graph.durations.row[:] = 0
+    assert check_reports(solve(graph, graph.durations)) == 1
+    slow = replace(graph.durations, own=[*graph.durations.own, graph.durations.own[0] * 2])
+    slow.row = np.array([0, 0, 1, 0, 0], np.int32)
+    for name in ("tail", "spread", "source", "bias"):
+        setattr(slow, name, getattr(slow, name) * 2)
+    assert check_reports(solve(graph, slow)) > 1
 
 
 def test_incomplete_matches_are_looked_at_rank_by_rank():
