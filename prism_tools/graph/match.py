@@ -231,7 +231,7 @@ def _problem(graph: Graph, matches: Matches, match: int, pairwise: bool, differ:
     ops = [int(graph.program_of(rank).op[matches.node_of(flat)]) for rank, flat in zip(ranks, flats, strict=True)]
     who = _who(graph, matches, flats[0])
     if pairwise:
-        peer = members[_peer(graph, matches, flats[0])]
+        peer = _peer(graph, ranks[0], matches.node_of(flats[0]))
         return f"{who}: rank {peer} has no {'send' if ops[0] == Op.RECV else 'receive'} for it"
     if differ:
         other = next(flat for flat, op in zip(flats, ops, strict=True) if op != ops[0])
@@ -240,12 +240,12 @@ def _problem(graph: Graph, matches: Matches, match: int, pairwise: bool, differ:
     return f"{who}: no counterpart on ranks {ranks_text(missing)}"
 
 
-def _peer(graph: Graph, matches: Matches, flat: int) -> int:
-    """The group rank that a send or receive is to or from; -1 if it is unknown."""
-    rank, node = matches.rank_of(flat), matches.node_of(flat)
+def _peer(graph: Graph, rank: int, node: int) -> int:
+    """The rank that a send or receive is to or from."""
     program = graph.program_of(rank)
-    group, peer = int(graph.ranks.slots[rank][program.slot[node]]), int(program.peer[node])
-    return (graph.group_rank(group, rank) + peer) % len(graph.groups.members[group]) if peer >= 0 else -1
+    group = int(graph.ranks.slots[rank][program.slot[node]])
+    members = graph.groups.members[group]
+    return int(members[(graph.group_rank(group, rank) + int(program.peer[node])) % len(members)])
 
 
 def _who(graph: Graph, matches: Matches, flat: int) -> str:
@@ -255,8 +255,5 @@ def _who(graph: Graph, matches: Matches, flat: int) -> str:
     site = callsite_text(graph, rank, node)
     peer = ""
     if op in P2P and program.peer[node] >= 0:
-        towards = "from" if op == Op.RECV else "to"
-        peer = f" {towards} rank {graph.groups.members[group][_peer(graph, matches, flat)]}"
-    return f"rank {rank} {op_text(op)}{peer} on {graph.groups.name[group]}, node {node}" + (
-        f" ({site})" if site else ""
-    )
+        peer = f" {'from' if op == Op.RECV else 'to'} rank {_peer(graph, rank, node)}"
+    return f"rank {rank} {op_text(op)}{peer} on {graph.groups.name[group]}, node {node}" + (f" ({site})" if site else "")
