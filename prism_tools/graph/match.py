@@ -256,4 +256,6 @@ def _who(graph: Graph, matches: Matches, flat: int) -> str:
     peer = ""
     if op in P2P and program.peer[node] >= 0:
         peer = f" {'from' if op == Op.RECV else 'to'} rank {_peer(graph, rank, node)}"
-    return f"rank {rank} {op_text(op)}{peer} on {graph.groups.name[group]}, node {node}" + (f" ({site})" if site else "")
+    return f"rank {rank} {op_text(op)}{peer} on {graph.groups.name[group]}, node {node}" + (
+        f" ({site})" if site else ""
+    )

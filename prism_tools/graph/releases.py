@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -15,18 +16,36 @@ Release = tuple[list[int], list[int]]  # arrivals, leavers (flat nodes): the lea
 
 @dataclass
 class Releases:
-    """The releases of all matches: rows of flat nodes (int64). ``releases[k]`` is the k-th. In the first ``together``
-    all the arrivals are the leavers; each of the others has one leaver."""
+    """The releases of all matches: rows of flat nodes (int64). ``releases[k]`` is the k-th. First come those in which all
+    the arrivals are the leavers (``everybody``); each of the others has one leaver (``going``; ``coming``: arrivals)."""
 
-    arrivals: Ragged
-    leavers: Ragged
-    together: int
+    everybody: Ragged
+    coming: Ragged
+    going: Ragged
 
     def __len__(self) -> int:
-        return len(self.arrivals)
+        return len(self.everybody) + len(self.coming)
 
     def __getitem__(self, k: int) -> Release:
-        return self.arrivals[k].tolist(), self.leavers[k].tolist()
+        if k < self.together:
+            members = self.everybody[k].tolist()
+            return members, members
+        return self.coming[k - self.together].tolist(), self.going[k - self.together].tolist()
+
+    @property
+    def together(self) -> int:
+        """How many have all the arrivals as leavers."""
+        return len(self.everybody)
+
+    @cached_property
+    def arrivals(self) -> Ragged:
+        """Row k: the arrivals of the k-th release."""
+        return joined([self.everybody, self.coming])
+
+    @cached_property
+    def leavers(self) -> Ragged:
+        """Row k: the leavers of the k-th release."""
+        return joined([self.everybody, self.going])
 
 
 _WITH_ROOT = tuple(int(kind) for kind in (Match.ROOT_FIRST, Match.ROOT_LAST, Match.ROOTED, Match.TREE))
@@ -37,14 +56,16 @@ def all_releases(graph: Graph, matches: Matches) -> Releases:
     size = np.diff(matches.members.offset)
     eager = (matches.kind == Match.EAGER) & (size == 2)
     rooted = np.isin(matches.kind, _WITH_ROOT)
-    together = rows_of(matches.members, np.flatnonzero(~eager & ~rooted))
+    together, everybody = ~eager & ~rooted, matches.members
+    if not together.all():
+        everybody = Ragged(_offset(size[together]), matches.members.data[np.repeat(together, size)])
     pairs = matches.members.data[matches.members.offset[:-1][eager][:, None] + [0, 0, 1]]  # sender | sender, receiver
     rest = [release for match in np.flatnonzero(rooted).tolist() for release in releases(graph, matches, match)]
-    arrivals = [together, Ragged(_offset(np.tile([1, 2], len(pairs))), pairs.reshape(-1))]
-    leavers = [together, Ragged(_offset(np.ones(2 * len(pairs), np.int64)), pairs[:, [0, 2]].reshape(-1))]
-    for parts, side in ((arrivals, 0), (leavers, 1)):
+    coming = [Ragged(_offset(np.tile([1, 2], len(pairs))), pairs.reshape(-1))]
+    going = [Ragged(np.arange(2 * len(pairs) + 1), pairs[:, [0, 2]].reshape(-1))]
+    for parts, side in ((coming, 0), (going, 1)):
         parts.append(Ragged.from_rows([release[side] for release in rest], np.int64))
-    return Releases(joined(arrivals), joined(leavers), len(together))
+    return Releases(everybody, joined(coming), joined(going))
 
 
 def rows_of(ragged: Ragged, chosen: np.ndarray) -> Ragged:
@@ -59,6 +80,13 @@ def joined(parts: list[Ragged]) -> Ragged:
     """The rows of all parts, one after the other."""
     size = np.concatenate([np.diff(part.offset) for part in parts])
     return Ragged(_offset(size), np.concatenate([part.data for part in parts]))
+
+
+def reverse(rows: Ragged, count: int) -> Ragged:
+    """Row n, of ``count``: the rows that have n, ascending."""
+    owner = np.repeat(np.arange(len(rows)), np.diff(rows.offset))
+    offset = np.concatenate([[0], np.cumsum(np.bincount(rows.data, minlength=count))]).astype(np.int64)
+    return Ragged(offset, owner[np.argsort(rows.data, kind="stable")])
 
 
 def _offset(size: np.ndarray) -> np.ndarray:
