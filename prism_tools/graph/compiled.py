@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,43 @@ class Kernel:
         return self._compiled(*arguments)
 
 
+def prefetch(array: Any, index: int) -> None:
+    """Ask for the memory of ``array[index]``, soon to be used; it need not exist. Does nothing in plain Python.
+
+    With thousands of ranks there are more streams than processors notice by themselves.
+    """
+
+
 def _compile(function: Callable) -> Callable:
     import numba
 
+    _compile_prefetch()
     return numba.njit(cache=_keeps(numba.config), nogil=True)(function)
+
+
+@cache
+def _compile_prefetch() -> None:
+    """Tell numba what ``prefetch`` is in compiled code: an instruction."""
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+    from numba.extending import intrinsic, overload
+
+    @intrinsic
+    def instruction(_: Any, array: Any, index: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+            address = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t)
+            kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t] + [cgutils.int32_t] * 3)
+            called = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+            builder.call(called, [address, *(cgutils.int32_t(k) for k in (0, 3, 1))])  # read, keep, data
+            return context.get_dummy_value()
+
+        return types.none(array, types.intp), generate
+
+    @overload(prefetch)
+    def compiled(array, index):  # type: ignore[no-untyped-def]  # numba compares the signatures, annotations and all
+        return lambda array, index: instruction(array, index)
 
 
 def _keeps(config: Any) -> bool:

@@ -89,18 +89,26 @@ def system_of(matches: Matches, order: Order, durations: Durations, steps: np.nd
 
 class Binding:
     """``binding[variable]``: the source that was latest (the first of them; -1: none, ready at 0), found when asked for;
-    ``end``, ``arrival``: the values of ends and arrivals (int64, by flat node)."""
+    ``end``, ``arrival``: the values of ends and arrivals (int64, by flat node). Here the releases are numbered as the matches
+    are that all leave together, and then as ``order.apart``."""
 
     def __init__(self, order: Order, end: np.ndarray, arrival: np.ndarray) -> None:
         self._order, self._end, self._arrival = order, end, arrival
+        self._by_leaver = np.argsort(order.apart.going)
+        self._leaver = order.apart.going[self._by_leaver]
 
     def __getitem__(self, variable: int) -> int:
-        total, order = len(self._end), self._order
+        total, order, matches = len(self._end), self._order, self._order.matches
         if variable >= 2 * total:
-            arrivals = np.array(order.releases[variable - 2 * total][0])
+            release = variable - 2 * total
+            met = release < len(matches)
+            arrivals = matches.members[release] if met else order.apart.coming[release - len(matches)]
             return total + int(arrivals[np.argmax(self._arrival[arrivals])])
-        if variable < total and (gate := order.layout.release_of(variable, order.releases.together)) >= 0:
-            return 2 * total + gate
+        if variable < total and matches.of_node[variable] >= 0:
+            at = int(np.searchsorted(self._leaver, variable))
+            if at < len(self._leaver) and self._leaver[at] == variable:
+                return 2 * total + len(matches) + int(self._by_leaver[at])
+            return 2 * total + int(matches.of_node[variable])
         node = variable % total
         rank = order.owner[node]
         begin = order.base[rank]

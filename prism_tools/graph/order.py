@@ -12,10 +12,9 @@ from prism_tools.graph.compiled import Kernel
 from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph, Program, Ragged
 from prism_tools.graph.names import node_text
-from prism_tools.graph.releases import Releases, all_releases, joined, reverse, rows_of
+from prism_tools.graph.releases import Apart, Releases, all_releases, apart_of, joined, reverse, rows_of
 from prism_tools.graph.schema import Kind
 from prism_tools.graph.semantics import is_queue
-from prism_tools.graph.worklist import Layout, layout_of
 
 SHOWN = 20  # stuck ranks spelt out in an error
 
@@ -44,12 +43,12 @@ class Programs:
 class Order:
     """What all nodes wait for; and from it, found when first asked for, an order in which they can be evaluated.
 
-    ``releases``: those of all matches (graph/releases.py), by number.
+    ``apart``: the releases of matches that not everybody leaves together.
     """
 
     graph: Graph
     matches: Matches
-    releases: Releases
+    apart: Apart
     programs: Programs
 
     @property
@@ -70,9 +69,9 @@ class Order:
         return rows
 
     @cached_property
-    def layout(self) -> Layout:
-        """What the worklist goes through (graph/worklist.py)."""
-        return layout_of(self)
+    def releases(self) -> Releases:
+        """Those of all matches (graph/releases.py), by number."""
+        return all_releases(self.matches, self.apart)
 
     @cached_property
     def steps(self) -> np.ndarray:
@@ -95,7 +94,7 @@ class Order:
 def dependencies(graph: Graph, matches: Matches) -> Order:
     """What all nodes wait for; whether there is an order shows when it is asked for, or the equations are solved."""
     chosen = graph.ranks.program[matches.classes.lowest]
-    return Order(graph, matches, all_releases(graph, matches), _programs(graph, chosen))
+    return Order(graph, matches, apart_of(graph, matches), _programs(graph, chosen))
 
 
 def dependency_order(graph: Graph, matches: Matches) -> Order:

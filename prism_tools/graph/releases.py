@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -16,56 +15,52 @@ Release = tuple[list[int], list[int]]  # arrivals, leavers (flat nodes): the lea
 
 @dataclass
 class Releases:
-    """The releases of all matches: rows of flat nodes (int64). ``releases[k]`` is the k-th. First come those in which all
-    the arrivals are the leavers (``everybody``); each of the others has one leaver (``going``; ``coming``: arrivals)."""
+    """The releases of all matches: rows of flat nodes (int64). ``releases[k]`` is the k-th. In the first ``together``
+    all the arrivals are the leavers; each of the others has one leaver."""
 
-    everybody: Ragged
-    coming: Ragged
-    going: Ragged
+    arrivals: Ragged
+    leavers: Ragged
+    together: int
 
     def __len__(self) -> int:
-        return len(self.everybody) + len(self.coming)
+        return len(self.arrivals)
 
     def __getitem__(self, k: int) -> Release:
-        if k < self.together:
-            members = self.everybody[k].tolist()
-            return members, members
-        return self.coming[k - self.together].tolist(), self.going[k - self.together].tolist()
+        return self.arrivals[k].tolist(), self.leavers[k].tolist()
 
-    @property
-    def together(self) -> int:
-        """How many have all the arrivals as leavers."""
-        return len(self.everybody)
 
-    @cached_property
-    def arrivals(self) -> Ragged:
-        """Row k: the arrivals of the k-th release."""
-        return joined([self.everybody, self.coming])
+@dataclass
+class Apart:
+    """The releases of matches that not everybody leaves together. Row k of ``coming``: the arrivals of the k-th (flat nodes,
+    int64); ``going[k]``: its only leaver."""
 
-    @cached_property
-    def leavers(self) -> Ragged:
-        """Row k: the leavers of the k-th release."""
-        return joined([self.everybody, self.going])
+    coming: Ragged
+    going: np.ndarray
 
 
 _WITH_ROOT = tuple(int(kind) for kind in (Match.ROOT_FIRST, Match.ROOT_LAST, Match.ROOTED, Match.TREE))
 
 
-def all_releases(graph: Graph, matches: Matches) -> Releases:
-    """The releases of all matches: of those that everybody leaves together, then of eager pairs, then of the others."""
-    size = np.diff(matches.members.offset)
-    eager = (matches.kind == Match.EAGER) & (size == 2)
-    rooted = np.isin(matches.kind, _WITH_ROOT)
-    together, everybody = ~eager & ~rooted, matches.members
-    if not together.all():
-        everybody = Ragged(_offset(size[together]), matches.members.data[np.repeat(together, size)])
+def all_releases(matches: Matches, apart: Apart) -> Releases:
+    """The releases of all matches: of those that everybody leaves together, then ``apart``, of the same matches."""
+    together = rows_of(matches.members, np.flatnonzero(~_eager(matches) & ~np.isin(matches.kind, _WITH_ROOT)))
+    alone = Ragged(np.arange(len(apart.going) + 1), apart.going)
+    return Releases(joined([together, apart.coming]), joined([together, alone]), len(together))
+
+
+def apart_of(graph: Graph, matches: Matches) -> Apart:
+    """The releases of eager pairs, then of all other matches that not everybody leaves together."""
+    eager, rooted = _eager(matches), np.flatnonzero(np.isin(matches.kind, _WITH_ROOT))
     pairs = matches.members.data[matches.members.offset[:-1][eager][:, None] + [0, 0, 1]]  # sender | sender, receiver
-    rest = [release for match in np.flatnonzero(rooted).tolist() for release in releases(graph, matches, match)]
-    coming = [Ragged(_offset(np.tile([1, 2], len(pairs))), pairs.reshape(-1))]
-    going = [Ragged(np.arange(2 * len(pairs) + 1), pairs[:, [0, 2]].reshape(-1))]
-    for parts, side in ((coming, 0), (going, 1)):
-        parts.append(Ragged.from_rows([release[side] for release in rest], np.int64))
-    return Releases(everybody, joined(coming), joined(going))
+    rest = [release for match in rooted.tolist() for release in releases(graph, matches, match)]
+    coming = Ragged(_offset(np.tile([1, 2], len(pairs))), pairs.reshape(-1))
+    coming = joined([coming, Ragged.from_rows([arrivals for arrivals, _ in rest], np.int64)])
+    going = np.array([leaver for _, (leaver,) in rest], np.int64)
+    return Apart(coming, np.concatenate([pairs[:, [0, 2]].reshape(-1), going]))
+
+
+def _eager(matches: Matches) -> np.ndarray:
+    return (matches.kind == Match.EAGER) & (np.diff(matches.members.offset) == 2)
 
 
 def rows_of(ragged: Ragged, chosen: np.ndarray) -> Ragged:

@@ -1,17 +1,16 @@
 """The equations' least solution, found by letting every rank go on as far as it can: no order is needed beforehand.
 
-What is streamed is small: of each node a code, what it takes and when it ends. A node that just follows the one before
-it in its program needs no more; what others wait for is looked up in the program, which ranks share.
+What is streamed is small: of each node an entry (what it takes part in, and how long it takes) and when it ends. A node
+that just follows the one before it needs no more; what others wait for is looked up in the program, which ranks share.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_tools.graph.compiled import Kernel
+from prism_tools.graph.compiled import Kernel, prefetch
 from prism_tools.graph.model import Durations, Ragged
 from prism_tools.graph.releases import reverse
 
@@ -22,111 +21,113 @@ NEVER = -(2**62)  # the end of a node that has not ended
 ALONE = -1
 
 
-@dataclass
-class Layout:
-    """``code``: 2 * c + f of each flat node, int32 if it fits. c: the release, of those in which all leave together, that
-    the node arrives at; ALONE: it is in no match; ALONE - 1 - k: it leaves by itself, in the k-th of the other releases.
-    f: 1 if nothing in its program waits for it but the next node, which waits for nothing else.
-
-    ``opens``: row k: at which of the other releases the node that leaves in the k-th arrives.
-    """
-
-    code: np.ndarray
-    opens: Ragged
-
-    def release_of(self, node: int, together: int) -> int:
-        """The release in which flat ``node`` leaves, the first ``together`` being those of everybody; -1: in none."""
-        what = int(self.code[node]) >> 1
-        return what if what >= ALONE else together + ALONE - 1 - what
-
-
-def layout_of(order: Order) -> Layout:
-    """The layout of all nodes."""
-    releases, base = order.releases, order.base
-    total = int(base[-1])
-    code = np.full(total, ALONE, np.int32 if max(total, len(releases)) < 2**29 else np.int64)
-    together, leavers = releases.everybody, releases.going.data
-    code[together.data] = np.repeat(np.arange(len(together), dtype=code.dtype), np.diff(together.offset))
-    code[leavers] = ALONE - 1 - np.arange(len(leavers), dtype=code.dtype)
-    opens = reverse(Ragged(releases.coming.offset, ALONE - 1 - code[releases.coming.data]), len(leavers))
-    code *= 2
-    for k, first in enumerate(order.programs.first.tolist()):
-        code[base[k] : base[k + 1]] += order.programs.follows[first : first + int(base[k + 1] - base[k])]
-    return Layout(code, opens)
-
-
-def gaps(order: Order, durations: Durations) -> np.ndarray:
-    """What each flat node adds to the latest that it waits for, ns; int32 if all of them fit."""
-    base, row = order.base, durations.row[order.matches.classes.lowest].tolist()
-    gap = np.empty(int(base[-1]), np.int32)
-    for k, r in enumerate(row):
-        own, tail = durations.own[r], durations.tail[r]
-        if gap.dtype == np.int32 and int(own.max(initial=0)) + int(tail.max(initial=0)) >= 2**31:
-            gap = gap.astype(np.int64)
-        np.add(own, tail, out=gap[base[k] : base[k + 1]], casting="unsafe")
-    return gap
-
-
 def ends(order: Order, durations: Durations) -> np.ndarray:
     """int64 ns: when each flat node ends. PrismError if some never do, because they wait for each other."""
-    programs, releases, layout = order.programs, order.releases, order.layout
-    gap = gaps(order, durations)
-    ready, when = np.empty(len(gap), layout.code.dtype), np.empty(len(gap), np.int64)  # only what is used takes memory
-    heads = programs.heads(order.base)
+    programs, members, apart = order.programs, order.matches.members, order.apart
+    entry, heads, total = _entries(order, durations), programs.heads(order.base), int(order.base[-1])
+    numbers = ALONE - 1 - (entry[2 * apart.coming.data] >> 1).astype(np.int64)
+    opens = reverse(Ragged(apart.coming.offset, numbers), len(apart.going))
+    ready, when = np.empty(total, np.int64), np.empty(total, np.int64)  # only what is used takes memory
     ready[: len(heads)], when[: len(heads)] = heads[::-1], 0
-    sizes = np.diff(releases.everybody.offset)
-    end = np.full(len(gap), NEVER, np.int64)
+    most = max(int(np.diff(rows.offset).max(initial=0)) for rows in (members, opens))
+    end = np.full(total, NEVER, np.int64)
     count = _run(
-        len(gap), len(heads), ready, when, order.base, programs.first, programs.before.offset, programs.before.data,
-        programs.after.offset, programs.after.data, order.owner, layout.code, gap, releases.everybody.offset,
-        releases.everybody.data, layout.opens.offset, layout.opens.data, np.diff(releases.coming.offset),
-        releases.going.data, np.zeros((len(sizes), 2), np.int64), np.zeros(len(releases.coming), np.int64),
-        np.empty((1 + max(sizes.max(initial=0), np.diff(layout.opens.offset).max(initial=0)), 2), np.int64), end,
+        total, len(heads), ready, when, order.base, programs.first, programs.before.offset, programs.before.data,
+        programs.after.offset, programs.after.data, order.owner, entry, members.offset, members.data, opens.offset,
+        opens.data, np.diff(apart.coming.offset), apart.going, np.zeros(2 * len(members), np.int64),
+        np.zeros(len(apart.going), np.int64), np.empty(2 * most + 2, np.int64), end,
     )  # fmt: skip
-    if count < len(gap):
+    if count < total:
         _ = order.steps  # raises PrismError
     return end
 
 
+def _entries(order: Order, durations: Durations) -> np.ndarray:
+    """Flat node n has two numbers, [2 * n] and [2 * n + 1]; int32, if they fit: 2 * c + f, and what it takes, ns.
+
+    c: the match that the node is in, if all leave that together; ALONE: it is in none; ALONE - 1 - k: it leaves by itself,
+    in the k-th of ``order.apart``. f: 1 if only the next node of the program waits for it, and for nothing else.
+    """
+    base, row = order.base, durations.row[order.matches.classes.lowest].tolist()
+    fits = max(int(base[-1]), len(order.apart.going)) < 2**29
+    most = max((int(durations.own[r].max(initial=0)) + int(durations.tail[r].max(initial=0)) for r in row), default=0)
+    entry = np.empty(2 * int(base[-1]), np.int32 if fits and most < 2**31 else np.int64)
+    takes = entry[1::2]
+    for k, r in enumerate(row):
+        np.add(durations.own[r], durations.tail[r], out=takes[base[k] : base[k + 1]], casting="unsafe")
+    _enter(len(takes), base, order.programs.first, order.programs.follows, order.matches.of_node, entry)
+    going = 2 * order.apart.going
+    entry[going] = 2 * (ALONE - 1 - np.arange(len(going))) + (entry[going] & 1)
+    return entry
+
+
+@Kernel
+def _enter(base, first, follows, of_node, entry):
+    for rank in range(len(base) - 1):
+        shift = first[rank] - base[rank]
+        for node in range(base[rank], base[rank + 1]):
+            entry[2 * node] = 2 * of_node[node] + follows[shift + node]
+
+
 @Kernel
 def _run(
-    top, ready, when, base, first, before_at, before, after_at, after, owner, code, gap, member_at, member, opens_at,
-    opens, missing, leaver, met, latest, ended, end,
+    top, ready, when, base, first, before_at, before, after_at, after, owner, entry, member_at, member, opens_at, opens,
+    missing, leaver, met, latest, ended, end,
 ):  # fmt: skip
-    """Fill in ``end``, from the first ``top`` nodes that are ready; returns how many nodes have ended. ``met``: of each
-    release that all leave together the latest arrival and how many have come; ``latest``, ``missing``: of the others."""
+    """Fill in ``end``, from the first ``top`` nodes that are ready; returns how many nodes have ended.
+
+    ``met``: two numbers for each match: the latest arrival, how many have come; ``latest``, ``missing``: of the releases
+    apart. ``ended``: pairs (node, when) whose ends are written one by one, each just before what waits for it is looked
+    at: so a node that waits for several goes on once, when the last of them has ended.
+    """
     count = 0
     while top:
         top -= 1
         node, time = ready[top], when[top]
-        while code[node] == 2 * ALONE + 1:
-            time += gap[node]
+        while entry[2 * node] == 2 * ALONE + 1:
+            time += entry[2 * node + 1]
             end[node] = time
             node += 1
             count += 1
-        what, many = code[node] >> 1, 0
-        if what == ALONE:
-            ended[0, 0], ended[0, 1], many = node, time + gap[node], 1
-        elif what >= 0:
-            met[what, 0] = max(met[what, 0], time)
-            met[what, 1] += 1
-            if met[what, 1] == member_at[what + 1] - member_at[what]:
-                for at in range(member_at[what], member_at[what + 1]):
-                    ended[many, 0], ended[many, 1] = member[at], met[what, 0] + gap[member[at]]
-                    many += 1
+        what, many = entry[2 * node] >> 1, 0
+        if what >= 0:
+            low, high, come = member_at[what], member_at[what + 1], met[2 * what + 1] + 1
+            time = max(time, met[2 * what])
+            met[2 * what], met[2 * what + 1] = time, come
+            if come == 1:
+                prefetch(met, 2 * what + 8)
+                prefetch(member, low + 24)
+                prefetch(member_at, what + 8)
+            if come == high - low:
+                for at in range(low, high):
+                    node = member[at]
+                    prefetch(entry, 2 * node + 16)
+                    prefetch(end, node + 8)
+                    if entry[2 * node] & 1:
+                        end[node] = time + entry[2 * node + 1]
+                        ready[top], when[top] = node + 1, time + entry[2 * node + 1]
+                        top += 1
+                        count += 1
+                    else:
+                        ended[2 * many], ended[2 * many + 1] = node, time + entry[2 * node + 1]
+                        many += 1
+        elif what == ALONE:
+            ended[0], ended[1], many = node, time + entry[2 * node + 1], 1
         else:
             for at in range(opens_at[ALONE - 1 - what], opens_at[ALONE - what]):
                 gate = opens[at]
                 latest[gate] = max(latest[gate], time)
                 missing[gate] -= 1
                 if not missing[gate]:
-                    ended[many, 0], ended[many, 1] = leaver[gate], latest[gate] + gap[leaver[gate]]
+                    ended[2 * many], ended[2 * many + 1] = leaver[gate], latest[gate] + entry[2 * leaver[gate] + 1]
                     many += 1
         count += many
         for k in range(many):
-            node, time = ended[k, 0], ended[k, 1]
-            end[node] = time  # only now, so that of two nodes that another one waits for the last finds both ended
-            if code[node] & 1:
+            node, time = ended[2 * k], ended[2 * k + 1]
+            end[node] = time
+            prefetch(entry, 2 * node + 16)
+            prefetch(end, node + 8)
+            if entry[2 * node] & 1:
                 ready[top], when[top] = node + 1, time
                 top += 1
                 continue
@@ -134,9 +135,10 @@ def _run(
             for at in range(after_at[shift + node - start], after_at[shift + node - start + 1]):
                 place, time = shift + after[at], 0
                 for source in range(before_at[place], before_at[place + 1]):
-                    time = max(time, end[start + before[source]]) if end[start + before[source]] != NEVER else NEVER
-                    if time == NEVER:
+                    if end[start + before[source]] == NEVER:
+                        time = NEVER
                         break
+                    time = max(time, end[start + before[source]])
                 if time != NEVER:
                     ready[top], when[top] = start + after[at], time
                     top += 1
