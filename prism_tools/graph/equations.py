@@ -94,8 +94,6 @@ class Binding:
 
     def __init__(self, order: Order, end: np.ndarray, arrival: np.ndarray) -> None:
         self._order, self._end, self._arrival = order, end, arrival
-        self._by_leaver = np.argsort(order.apart.going)
-        self._leaver = order.apart.going[self._by_leaver]
 
     def __getitem__(self, variable: int) -> int:
         total, order, matches = len(self._end), self._order, self._order.matches
@@ -105,10 +103,8 @@ class Binding:
             arrivals = matches.members[release] if met else order.apart.coming[release - len(matches)]
             return total + int(arrivals[np.argmax(self._arrival[arrivals])])
         if variable < total and matches.of_node[variable] >= 0:
-            at = int(np.searchsorted(self._leaver, variable))
-            if at < len(self._leaver) and self._leaver[at] == variable:
-                return 2 * total + len(matches) + int(self._by_leaver[at])
-            return 2 * total + int(matches.of_node[variable])
+            apart = order.layout.apart(variable)
+            return 2 * total + (len(matches) + apart if apart >= 0 else int(matches.of_node[variable]))
         node = variable % total
         rank = order.owner[node]
         begin = order.base[rank]

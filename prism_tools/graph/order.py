@@ -15,6 +15,7 @@ from prism_tools.graph.names import node_text
 from prism_tools.graph.releases import Apart, Releases, all_releases, apart_of, joined, reverse, rows_of
 from prism_tools.graph.schema import Kind
 from prism_tools.graph.semantics import is_queue
+from prism_tools.graph.worklist import Layout, layout_of
 
 SHOWN = 20  # stuck ranks spelt out in an error
 
@@ -72,6 +73,11 @@ class Order:
     def releases(self) -> Releases:
         """Those of all matches (graph/releases.py), by number."""
         return all_releases(self.matches, self.apart)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What the worklist goes through (graph/worklist.py)."""
+        return layout_of(self)
 
     @cached_property
     def steps(self) -> np.ndarray:

@@ -1,11 +1,12 @@
 """The equations' least solution, found by letting every rank go on as far as it can: no order is needed beforehand.
 
-What is streamed is small: of each node an entry (what it takes part in, and how long it takes) and when it ends. A node
+What is streamed is small: of each node a code, how long it takes and when it ends. A node
 that just follows the one before it needs no more; what others wait for is looked up in the program, which ranks share.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,57 +22,73 @@ NEVER = -(2**62)  # the end of a node that has not ended
 ALONE = -1
 
 
+@dataclass
+class Layout:
+    """``code``: 2 * c + f of each flat node, int32 if it fits. c: the match that it is in, if all leave that together;
+    ALONE: it is in none; ALONE - 1 - k: it leaves by itself, in the k-th of ``Order.apart``. f: 1 if only the next node of
+    the program waits for it, and for nothing else. ``opens``: row k: those of ``Order.apart`` in which the node that leaves
+    in the k-th arrives."""
+
+    code: np.ndarray
+    opens: Ragged
+
+    def apart(self, node: int) -> int:
+        """k, if flat ``node`` leaves by itself; else -1."""
+        return max(ALONE - 1 - (int(self.code[node]) >> 1), -1)
+
+
+def layout_of(order: Order) -> Layout:
+    """The layout of all nodes."""
+    base, apart, programs = order.base, order.apart, order.programs
+    total = int(base[-1])
+    code = np.empty(total, np.int32 if max(total, len(apart.going)) < 2**29 else np.int64)
+    _encode(total, base, programs.first, programs.follows, order.matches.of_node, code)
+    code[apart.going] = 2 * (ALONE - 1 - np.arange(len(apart.going))) + (code[apart.going] & 1)
+    numbers = ALONE - 1 - (code[apart.coming.data] >> 1).astype(np.int64)
+    return Layout(code, reverse(Ragged(apart.coming.offset, numbers), len(apart.going)))
+
+
+@Kernel
+def _encode(base, first, follows, of_node, code):
+    for rank in range(len(base) - 1):
+        shift = first[rank] - base[rank]
+        for node in range(base[rank], base[rank + 1]):
+            code[node] = 2 * of_node[node] + follows[shift + node]
+
+
+def gaps(order: Order, durations: Durations) -> np.ndarray:
+    """What each flat node adds to the latest that it waits for, ns; int32 if all of them fit."""
+    base, gap = order.base, np.empty(int(order.base[-1]), np.int32)
+    for k, row in enumerate(durations.row[order.matches.classes.lowest].tolist()):
+        own, tail = durations.own[row], durations.tail[row]
+        if gap.dtype == np.int32 and int(own.max(initial=0)) + int(tail.max(initial=0)) >= 2**31:
+            gap = gap.astype(np.int64)
+        np.add(own, tail, out=gap[base[k] : base[k + 1]], casting="unsafe")
+    return gap
+
+
 def ends(order: Order, durations: Durations) -> np.ndarray:
     """int64 ns: when each flat node ends. PrismError if some never do, because they wait for each other."""
     programs, members, apart = order.programs, order.matches.members, order.apart
-    entry, heads, total = _entries(order, durations), programs.heads(order.base), int(order.base[-1])
-    numbers = ALONE - 1 - (entry[2 * apart.coming.data] >> 1).astype(np.int64)
-    opens = reverse(Ragged(apart.coming.offset, numbers), len(apart.going))
-    ready, when = np.empty(total, np.int64), np.empty(total, np.int64)  # only what is used takes memory
+    opens, gap, heads = order.layout.opens, gaps(order, durations), programs.heads(order.base)
+    ready, when = np.empty(len(gap), np.int64), np.empty(len(gap), np.int64)  # only what is used takes memory
     ready[: len(heads)], when[: len(heads)] = heads[::-1], 0
     most = max(int(np.diff(rows.offset).max(initial=0)) for rows in (members, opens))
-    end = np.full(total, NEVER, np.int64)
+    end = np.full(len(gap), NEVER, np.int64)
     count = _run(
-        total, len(heads), ready, when, order.base, programs.first, programs.before.offset, programs.before.data,
-        programs.after.offset, programs.after.data, order.owner, entry, members.offset, members.data, opens.offset,
-        opens.data, np.diff(apart.coming.offset), apart.going, np.zeros(2 * len(members), np.int64),
+        len(gap), len(heads), ready, when, order.base, programs.first, programs.before.offset, programs.before.data,
+        programs.after.offset, programs.after.data, order.owner, order.layout.code, gap, members.offset, members.data,
+        opens.offset, opens.data, np.diff(apart.coming.offset), apart.going, np.zeros(2 * len(members), np.int64),
         np.zeros(len(apart.going), np.int64), np.empty(2 * most + 2, np.int64), end,
     )  # fmt: skip
-    if count < total:
+    if count < len(gap):
         _ = order.steps  # raises PrismError
     return end
 
 
-def _entries(order: Order, durations: Durations) -> np.ndarray:
-    """Flat node n has two numbers, [2 * n] and [2 * n + 1]; int32, if they fit: 2 * c + f, and what it takes, ns.
-
-    c: the match that the node is in, if all leave that together; ALONE: it is in none; ALONE - 1 - k: it leaves by itself,
-    in the k-th of ``order.apart``. f: 1 if only the next node of the program waits for it, and for nothing else.
-    """
-    base, row = order.base, durations.row[order.matches.classes.lowest].tolist()
-    fits = max(int(base[-1]), len(order.apart.going)) < 2**29
-    most = max((int(durations.own[r].max(initial=0)) + int(durations.tail[r].max(initial=0)) for r in row), default=0)
-    entry = np.empty(2 * int(base[-1]), np.int32 if fits and most < 2**31 else np.int64)
-    takes = entry[1::2]
-    for k, r in enumerate(row):
-        np.add(durations.own[r], durations.tail[r], out=takes[base[k] : base[k + 1]], casting="unsafe")
-    _enter(len(takes), base, order.programs.first, order.programs.follows, order.matches.of_node, entry)
-    going = 2 * order.apart.going
-    entry[going] = 2 * (ALONE - 1 - np.arange(len(going))) + (entry[going] & 1)
-    return entry
-
-
-@Kernel
-def _enter(base, first, follows, of_node, entry):
-    for rank in range(len(base) - 1):
-        shift = first[rank] - base[rank]
-        for node in range(base[rank], base[rank + 1]):
-            entry[2 * node] = 2 * of_node[node] + follows[shift + node]
-
-
 @Kernel
 def _run(
-    top, ready, when, base, first, before_at, before, after_at, after, owner, entry, member_at, member, opens_at, opens,
+    top, ready, when, base, first, before_at, before, after_at, after, owner, code, gap, member_at, member, opens_at, opens,
     missing, leaver, met, latest, ended, end,
 ):  # fmt: skip
     """Fill in ``end``, from the first ``top`` nodes that are ready; returns how many nodes have ended.
@@ -84,12 +101,12 @@ def _run(
     while top:
         top -= 1
         node, time = ready[top], when[top]
-        while entry[2 * node] == 2 * ALONE + 1:
-            time += entry[2 * node + 1]
+        while code[node] == 2 * ALONE + 1:
+            time += gap[node]
             end[node] = time
             node += 1
             count += 1
-        what, many = entry[2 * node] >> 1, 0
+        what, many = code[node] >> 1, 0
         if what >= 0:
             low, high, come = member_at[what], member_at[what + 1], met[2 * what + 1] + 1
             time = max(time, met[2 * what])
@@ -101,33 +118,35 @@ def _run(
             if come == high - low:
                 for at in range(low, high):
                     node = member[at]
-                    prefetch(entry, 2 * node + 16)
+                    prefetch(code, node + 16)
+                    prefetch(gap, node + 16)
                     prefetch(end, node + 8)
-                    if entry[2 * node] & 1:
-                        end[node] = time + entry[2 * node + 1]
-                        ready[top], when[top] = node + 1, time + entry[2 * node + 1]
+                    if code[node] & 1:
+                        end[node] = time + gap[node]
+                        ready[top], when[top] = node + 1, time + gap[node]
                         top += 1
                         count += 1
                     else:
-                        ended[2 * many], ended[2 * many + 1] = node, time + entry[2 * node + 1]
+                        ended[2 * many], ended[2 * many + 1] = node, time + gap[node]
                         many += 1
         elif what == ALONE:
-            ended[0], ended[1], many = node, time + entry[2 * node + 1], 1
+            ended[0], ended[1], many = node, time + gap[node], 1
         else:
             for at in range(opens_at[ALONE - 1 - what], opens_at[ALONE - what]):
                 gate = opens[at]
                 latest[gate] = max(latest[gate], time)
                 missing[gate] -= 1
                 if not missing[gate]:
-                    ended[2 * many], ended[2 * many + 1] = leaver[gate], latest[gate] + entry[2 * leaver[gate] + 1]
+                    ended[2 * many], ended[2 * many + 1] = leaver[gate], latest[gate] + gap[leaver[gate]]
                     many += 1
         count += many
         for k in range(many):
             node, time = ended[2 * k], ended[2 * k + 1]
             end[node] = time
-            prefetch(entry, 2 * node + 16)
+            prefetch(code, node + 16)
+            prefetch(gap, node + 16)
             prefetch(end, node + 8)
-            if entry[2 * node] & 1:
+            if code[node] & 1:
                 ready[top], when[top] = node + 1, time
                 top += 1
                 continue
