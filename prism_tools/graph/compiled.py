@@ -36,10 +36,22 @@ def prefetch(array: Any, index: int) -> None:
     """
 
 
+_PARTS: list[Callable] = []
+
+
+def part(function: Callable) -> Callable:
+    """A decorator: kernels of its module may call the function."""
+    _PARTS.append(function)
+    return function
+
+
 def _compile(function: Callable) -> Callable:
     import numba
+    import numba.extending
 
     _compile_prefetch()
+    while _PARTS:
+        numba.extending.register_jitable(_PARTS.pop())
     return numba.njit(cache=_keeps(numba.config), nogil=True)(function)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from prism_tools.graph.model import Durations, Graph, Ragged
 from prism_tools.graph.releases import joined, rows_of
+from prism_tools.graph.schema import Match
 
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
@@ -89,8 +90,8 @@ def system_of(matches: Matches, order: Order, durations: Durations, steps: np.nd
 
 class Binding:
     """``binding[variable]``: the source that was latest (the first of them; -1: none, ready at 0), found when asked for;
-    ``end``, ``arrival``: the values of ends and arrivals (int64, by flat node). Here the releases are numbered as the matches
-    are that all leave together, and then as ``order.apart``."""
+    ``end``, ``arrival``: the values of ends and arrivals (int64, by flat node). Here releases have their matches' numbers, and
+    then those of ``order.apart``; who sends eagerly is in none."""
 
     def __init__(self, order: Order, end: np.ndarray, arrival: np.ndarray) -> None:
         self._order, self._end, self._arrival = order, end, arrival
@@ -102,9 +103,11 @@ class Binding:
             met = release < len(matches)
             arrivals = matches.members[release] if met else order.apart.coming[release - len(matches)]
             return total + int(arrivals[np.argmax(self._arrival[arrivals])])
-        if variable < total and matches.of_node[variable] >= 0:
-            apart = order.layout.apart(variable)
-            return 2 * total + (len(matches) + apart if apart >= 0 else int(matches.of_node[variable]))
+        if variable < total and (match := int(matches.of_node[variable])) >= 0:
+            if (apart := order.layout.apart(variable)) >= 0:
+                return 2 * total + len(matches) + apart
+            eager = matches.kind[match] == Match.EAGER and len(matches.members[match]) == 2
+            return total + variable if eager and matches.members[match][0] == variable else 2 * total + match
         node = variable % total
         rank = order.owner[node]
         begin = order.base[rank]

@@ -44,7 +44,7 @@ class Programs:
 class Order:
     """What all nodes wait for; and from it, found when first asked for, an order in which they can be evaluated.
 
-    ``apart``: the releases of matches that not everybody leaves together.
+    ``apart``: the releases of matches with a root.
     """
 
     graph: Graph

@@ -31,8 +31,8 @@ class Releases:
 
 @dataclass
 class Apart:
-    """The releases of matches that not everybody leaves together. Row k of ``coming``: the arrivals of the k-th (flat nodes,
-    int64); ``going[k]``: its only leaver."""
+    """The releases of matches with a root that not everybody leaves together. Row k of ``coming``: the arrivals of the k-th
+    (flat nodes, int64); ``going[k]``: its only leaver."""
 
     coming: Ragged
     going: np.ndarray
@@ -42,25 +42,27 @@ _WITH_ROOT = tuple(int(kind) for kind in (Match.ROOT_FIRST, Match.ROOT_LAST, Mat
 
 
 def all_releases(matches: Matches, apart: Apart) -> Releases:
-    """The releases of all matches: of those that everybody leaves together, then ``apart``, of the same matches."""
-    together = rows_of(matches.members, np.flatnonzero(~_eager(matches) & ~np.isin(matches.kind, _WITH_ROOT)))
-    alone = Ragged(np.arange(len(apart.going) + 1), apart.going)
-    return Releases(joined([together, apart.coming]), joined([together, alone]), len(together))
+    """The releases of all matches: of those that everybody leaves together, of eager pairs, then ``apart``."""
+    eager = eager_pairs(matches)
+    together = rows_of(matches.members, np.flatnonzero(~eager & ~np.isin(matches.kind, _WITH_ROOT)))
+    pairs = matches.members.data[matches.members.offset[:-1][eager][:, None] + [0, 0, 1]]  # sender | sender, receiver
+    coming = Ragged(_offset(np.tile([1, 2], len(pairs))), pairs.reshape(-1))
+    alone = np.concatenate([pairs[:, [0, 2]].reshape(-1), apart.going])
+    leavers = joined([together, Ragged(np.arange(len(alone) + 1), alone)])
+    return Releases(joined([together, coming, apart.coming]), leavers, len(together))
+
+
+def eager_pairs(matches: Matches) -> np.ndarray:
+    """bool: the matches whose sender, their first member, does not wait for the other."""
+    return (matches.kind == Match.EAGER) & (np.diff(matches.members.offset) == 2)
 
 
 def apart_of(graph: Graph, matches: Matches) -> Apart:
-    """The releases of eager pairs, then of all other matches that not everybody leaves together."""
-    eager, rooted = _eager(matches), np.flatnonzero(np.isin(matches.kind, _WITH_ROOT))
-    pairs = matches.members.data[matches.members.offset[:-1][eager][:, None] + [0, 0, 1]]  # sender | sender, receiver
-    rest = [release for match in rooted.tolist() for release in releases(graph, matches, match)]
-    coming = Ragged(_offset(np.tile([1, 2], len(pairs))), pairs.reshape(-1))
-    coming = joined([coming, Ragged.from_rows([arrivals for arrivals, _ in rest], np.int64)])
-    going = np.array([leaver for _, (leaver,) in rest], np.int64)
-    return Apart(coming, np.concatenate([pairs[:, [0, 2]].reshape(-1), going]))
-
-
-def _eager(matches: Matches) -> np.ndarray:
-    return (matches.kind == Match.EAGER) & (np.diff(matches.members.offset) == 2)
+    """The releases of all matches with a root."""
+    rooted = np.flatnonzero(np.isin(matches.kind, _WITH_ROOT))
+    found = [release for match in rooted.tolist() for release in releases(graph, matches, match)]
+    leavers = [leaver for _, (leaver,) in found]
+    return Apart(Ragged.from_rows([arrivals for arrivals, _ in found], np.int64), np.array(leavers, np.int64))
 
 
 def rows_of(ragged: Ragged, chosen: np.ndarray) -> Ragged:
