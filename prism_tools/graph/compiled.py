@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 SMALL = 20_000  # nodes; below, importing numba and reading compiled code takes longer than plain Python does
@@ -47,11 +48,12 @@ def part(function: Callable) -> Callable:
 
 def _compile(function: Callable) -> Callable:
     import numba
-    import numba.extending
 
     _compile_prefetch()
-    while _PARTS:
-        numba.extending.register_jitable(_PARTS.pop())
+    inner = numba.njit(inline="always")  # calls with many arrays take longer than what most parts do
+    known = function.__globals__
+    known = known | {name: inner(value) for name, value in known.items() if callable(value) and value in _PARTS}
+    function = FunctionType(function.__code__, known, function.__name__)
     return numba.njit(cache=_keeps(numba.config), nogil=True)(function)
 
 

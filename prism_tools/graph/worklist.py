@@ -98,9 +98,9 @@ def _run(
 ):  # fmt: skip
     """Fill in ``end``, from the first ``top`` nodes that are ready; returns how many nodes have ended.
 
-    ``met``: two numbers for each match: the latest arrival, and how many have come (more than EAGER, in eager pairs);
-    ``latest``, ``missing``: of the releases apart. ``ended``: pairs (node, when) whose ends are written one by one, each just
-    before what waits for it is looked at: so a node that waits for several goes on once, when the last of them has ended.
+    ``met``: of each match the latest arrival, and how many have come (more than EAGER); ``latest``, ``missing``: of the
+    releases apart. ``ended``: pairs (node, when); their ends are written one by one, each just before what waits for it is
+    looked at: so a node that waits for several goes on once.
     """
     count = 0
     while top:
@@ -123,8 +123,7 @@ def _run(
                 prefetch(member, low + 24)
                 prefetch(member_at, what + 8)
             for at in range(low + (come < 0), high if come in (high - low, EAGER + 2) else 0):
-                ended[2 * many], ended[2 * many + 1] = member[at], time + gap[member[at]]
-                many += 1
+                ended[2 * many], ended[2 * many + 1], many = member[at], time + gap[member[at]], many + 1
         elif what == ALONE:
             ended[0], ended[1], many = node, time + gap[node], 1
         else:
