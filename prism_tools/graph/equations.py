@@ -109,7 +109,7 @@ class Binding:
             eager = matches.kind[match] == Match.EAGER and len(matches.members[match]) == 2
             return total + variable if eager and matches.members[match][0] == variable else 2 * total + match
         node = variable % total
-        rank = order.owner[node]
+        rank = int(np.searchsorted(order.base, node, side="right")) - 1
         begin = order.base[rank]
         sources = begin + order.programs.before[order.programs.first[rank] + node - begin]
         return int(sources[np.argmax(self._end[sources])]) if len(sources) else -1

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NEVER = -(2**62)  # the end of a node that has not ended
 ALONE = -1
+NEAR = 64
 EAGER = -3  # where the count of those that have come to an eager pair begins: it is below 0 till the end
 
 
@@ -27,12 +28,14 @@ EAGER = -3  # where the count of those that have come to an eager pair begins: i
 class Layout:
     """``code``: 2 * c + f of each flat node. c: its match; ALONE: it has none; ALONE - 1 - k: it leaves by itself, in the k-th
     of ``Order.apart``. f: 1 if only the next node of the program waits for it, and for nothing else. ``member``: as
-    ``Matches.members``; ``opens``: row k: those of ``Order.apart`` in which the node that leaves in the k-th arrives.
+    ``Matches.members``; ``opens``: row k: those of ``Order.apart`` in which the node that leaves in the k-th arrives;
+    ``near``: laid-out rank of every NEAR-th flat node.
     All int32 if they fit: half the memory takes a fifth less time."""
 
     code: np.ndarray
     member: np.ndarray
     opens: Ragged
+    near: np.ndarray
 
     def apart(self, node: int) -> int:
         """k, if flat ``node`` leaves by itself; else -1."""
@@ -48,7 +51,8 @@ def layout_of(order: Order) -> Layout:
     code[apart.going] = 2 * (ALONE - 1 - np.arange(len(apart.going))) + (code[apart.going] & 1)
     numbers = ALONE - 1 - (code[apart.coming.data] >> 1).astype(np.int64)
     opens = reverse(Ragged(apart.coming.offset, numbers), len(apart.going))
-    return Layout(code, order.matches.members.data.astype(kind), opens)
+    near = np.searchsorted(base, np.arange(0, total, NEAR), side="right") - 1
+    return Layout(code, order.matches.members.data.astype(kind), opens, near.astype(kind))
 
 
 @Kernel
@@ -82,7 +86,7 @@ def ends(order: Order, durations: Durations) -> np.ndarray:
     end = np.full(len(gap), NEVER, np.int64)
     count = _run(
         len(gap), len(heads), ready, when, order.base, programs.first, programs.before.offset, programs.before.data,
-        programs.after.offset, programs.after.data, order.owner, layout.code, gap, offset, layout.member,
+        programs.after.offset, programs.after.data, layout.near, layout.code, gap, offset, layout.member,
         layout.opens.offset, layout.opens.data, np.diff(apart.coming.offset), apart.going, met,
         np.zeros(len(apart.going), np.int64), np.empty(2 * most, np.int64), end,
     )  # fmt: skip
@@ -93,7 +97,7 @@ def ends(order: Order, durations: Durations) -> np.ndarray:
 
 @Kernel
 def _run(
-    top, ready, when, base, first, before_at, before, after_at, after, owner, code, gap, member_at, member, opens_at, opens,
+    top, ready, when, base, first, before_at, before, after_at, after, near, code, gap, member_at, member, opens_at, opens,
     missing, leaver, met, latest, ended, end,
 ):  # fmt: skip
     """Fill in ``end``, from the first ``top`` nodes that are ready; returns how many nodes have ended.
@@ -138,8 +142,7 @@ def _run(
                 ready[top], when[top] = node + 1, end[node]
                 top += 1
             else:
-                start, shift = base[owner[node]], first[owner[node]]
-                top = _freed(node - start, start, shift, before_at, before, after_at, after, end, top, ready, when)
+                top = _freed(node, base, near, first, before_at, before, after_at, after, end, top, ready, when)
         count += many
     return count
 
@@ -159,9 +162,13 @@ def _apart(mine, time, opens_at, opens, missing, leaver, latest, gap, ended):
 
 
 @part
-def _freed(node, start, shift, before_at, before, after_at, after, end, top, ready, when):
-    """``node`` of the program from ``shift`` on has ended: put what waited for it alone on top; returns the new top."""
-    for at in range(after_at[shift + node], after_at[shift + node + 1]):
+def _freed(node, base, near, first, before_at, before, after_at, after, end, top, ready, when):
+    """``node`` has ended: put what waited for it alone on top; returns the new top."""
+    rank = near[node // NEAR]
+    while base[rank + 1] <= node:
+        rank += 1
+    start, shift = base[rank], first[rank]
+    for at in range(after_at[shift + node - start], after_at[shift + node - start + 1]):
         place, time = shift + after[at], 0
         for source in range(before_at[place], before_at[place + 1]):
             if end[start + before[source]] == NEVER:

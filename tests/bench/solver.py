@@ -109,7 +109,6 @@ def solved_by_itself(millions, overlap):
     gap, end = worklist.gaps(order, known).itemsize, 8
     found["streamed"] = order.layout.code.nbytes + order.layout.member.nbytes + nodes * (gap + end)
     found["streamed"] += len(matches) * (8 + 16)  # where its members begin, the latest arrival, how many have come
-    found["streamed"] += order.owner.nbytes if overlap else 0
     found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps(found))
 
