@@ -78,7 +78,7 @@ def _compile_prefetch() -> None:
         return types.none(array, types.intp), generate
 
     @overload(prefetch)
-    def compiled(array, index):  # type: ignore[no-untyped-def]  # numba compares the signatures, annotations and all
+    def compiled(array, index):  # numba compares the signatures, annotations and all
         return lambda array, index: instruction(array, index)
 
 

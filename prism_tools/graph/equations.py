@@ -8,6 +8,7 @@ has passed) follow from ``2 * total``.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prism_tools.graph.model import Durations, Graph, Ragged
-from prism_tools.graph.releases import joined, rows_of
-from prism_tools.graph.schema import Match
+from prism_tools.graph.releases import eager_pairs, joined, rows_of
 
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
@@ -95,6 +95,7 @@ class Binding:
 
     def __init__(self, order: Order, end: np.ndarray, arrival: np.ndarray) -> None:
         self._order, self._end, self._arrival = order, end, arrival
+        self._eager, self._base = eager_pairs(order.matches), order.base.tolist()
 
     def __getitem__(self, variable: int) -> int:
         total, order, matches = len(self._end), self._order, self._order.matches
@@ -102,14 +103,17 @@ class Binding:
             release = variable - 2 * total
             met = release < len(matches)
             arrivals = matches.members[release] if met else order.apart.coming[release - len(matches)]
-            return total + int(arrivals[np.argmax(self._arrival[arrivals])])
+            return total + int(arrivals[self._arrival[arrivals].argmax()])
         if variable < total and (match := int(matches.of_node[variable])) >= 0:
             if (apart := order.layout.apart(variable)) >= 0:
                 return 2 * total + len(matches) + apart
-            eager = matches.kind[match] == Match.EAGER and len(matches.members[match]) == 2
-            return total + variable if eager and matches.members[match][0] == variable else 2 * total + match
+            return (
+                total + variable if self._eager[match] and matches.members[match][0] == variable else 2 * total + match
+            )
         node = variable % total
-        rank = int(np.searchsorted(order.base, node, side="right")) - 1
-        begin = order.base[rank]
-        sources = begin + order.programs.before[order.programs.first[rank] + node - begin]
-        return int(sources[np.argmax(self._end[sources])]) if len(sources) else -1
+        rank = bisect(self._base, node) - 1
+        begin = self._base[rank]
+        sources = order.programs.before[order.programs.first[rank] + node - begin]
+        if len(sources) > 1:
+            return begin + int(sources[self._end[begin + sources].argmax()])
+        return begin + int(sources[0]) if len(sources) else -1
