@@ -71,7 +71,7 @@ def _compile_prefetch() -> None:
             data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
             address = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t)
             kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t] + [cgutils.int32_t] * 3)
-            called = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+            called = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
             builder.call(called, [address, *(cgutils.int32_t(k) for k in (0, 3, 1))])  # read, keep, data
             return context.get_dummy_value()
 
