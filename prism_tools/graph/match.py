@@ -111,13 +111,17 @@ def _in_order(seats: Seats, lists: Lists, keys: list[np.ndarray]) -> tuple[Seats
     order = np.lexsort(keys[::-1])
     seats, keys = seats.take(order), [key[order] for key in keys]
     starts = _starts(*keys)
-    many = np.diff(np.append(starts, len(order)))
+    many, size = np.diff(np.append(starts, len(order))), len(lists.node)
+    chosen, flats = [], []
     for k in np.flatnonzero(many > 1).tolist():
         first, alike = int(starts[k]), slice(int(starts[k]), int(starts[k] + many[k]))
         at = concatenated([np.arange(a, a + n) for a, n in zip(seats.at[alike], seats.count[alike], strict=True)])
         flat = lists.node[at] + np.repeat(seats.base[alike], seats.count[alike])
-        seats.at[first], seats.count[first], seats.base[first] = len(lists.node), len(at), 0
-        lists.append(at[np.argsort(flat)], np.sort(flat))
+        seats.at[first], seats.count[first], seats.base[first] = size, len(at), 0
+        chosen.append(at[np.argsort(flat)])
+        flats.append(np.sort(flat))
+        size += len(at)
+    lists.append(chosen, flats)
     return seats.take(starts), [key[starts] for key in keys]
 
 
@@ -236,7 +240,8 @@ def _problem(graph: Graph, matches: Matches, match: int, pairwise: bool, differ:
     if differ:
         other = next(flat for flat, op in zip(flats, ops, strict=True) if op != ops[0])
         return f"{who}: but {_who(graph, matches, other)} is the same operation in order"
-    missing = {rank for rank in members.tolist() if int(classes.lowest[classes.of_rank[rank]]) not in set(ranks)}
+    came = set(ranks)
+    missing = {rank for rank in members.tolist() if int(classes.lowest[classes.of_rank[rank]]) not in came}
     return f"{who}: no counterpart on ranks {ranks_text(missing)}"
 
 

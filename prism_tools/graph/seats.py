@@ -24,10 +24,11 @@ class Lists:
     op: np.ndarray
     bytes: np.ndarray
 
-    def append(self, chosen: np.ndarray, node: np.ndarray) -> None:
-        """Another list, of the ``chosen`` entries, with other names of the nodes."""
-        self.node = np.append(self.node, node)
-        self.op, self.bytes = np.append(self.op, self.op[chosen]), np.append(self.bytes, self.bytes[chosen])
+    def append(self, chosen: list[np.ndarray], node: list[np.ndarray]) -> None:
+        """More lists: of ``chosen`` entries, with other names of the nodes."""
+        at = concatenated(chosen)
+        self.node = np.concatenate([self.node, *node])
+        self.op, self.bytes = np.append(self.op, self.op[at]), np.append(self.bytes, self.bytes[at])
 
 
 @dataclass
@@ -105,11 +106,13 @@ def _uses(graph: Graph, p: int, v: int, blind: np.ndarray) -> tuple[list[np.ndar
     side = np.where(pair, 1 + (op == Op.RECV), 0)
     far = int(peer.max(initial=-1)) + 2
     key = ((slot * 3 + side) * far + peer + 1) * max(len(tags), 1) + tag
-    order = np.argsort(key, kind="stable")
-    _, first, count = np.unique(key, return_index=True, return_counts=True)
+    order = np.argsort(
+        key.astype(np.uint16) if key.max(initial=0) < 2**16 else key, kind="stable"
+    )  # short ones: linear
+    at = np.flatnonzero(np.diff(key[order], prepend=-1))
+    first = order[at]
     columns = [column[first] for column in (slot, pair, op == Op.RECV, peer, tags[tag])]
-    uses = [*columns, np.cumsum(count) - count, count]
-    return uses, [comm[order], op[order], values.bytes[comm][order]]
+    return [*columns, at, np.diff(at, append=len(order))], [comm[order], op[order], values.bytes[comm][order]]
 
 
 def _seats(
