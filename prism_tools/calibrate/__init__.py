@@ -13,7 +13,7 @@ from prism_tools.graph.check import refuse_backwards
 from prism_tools.graph.classes import Classes, classes_of
 from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Durations, Graph
-from prism_tools.graph.order import dependency_order
+from prism_tools.graph.order import dependencies
 
 LANES = 16  # ranks a class from which on lockstep is faster than solving each by itself
 
@@ -27,7 +27,7 @@ def calibrate(graph: Graph) -> Graph:
     refuse_backwards(graph)
     known = from_measurements(graph) if graph.timing or not graph.durations else graph.durations
     matches = find_matches(graph, classes=_classes(graph, known))
-    order = dependency_order(graph, matches)
+    order = dependencies(graph, matches)
     solved = timeline(graph, matches, order, known)
     steady = steady_state(graph, matches, order, known)
     return replace(graph, stage="calibrated", durations=known, timeline=solved, steady=steady)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prism_tools.graph.classes import Classes
-from prism_tools.graph.equations import Binding, evaluated
+from prism_tools.graph.equations import Binding
 from prism_tools.graph.model import Durations, Graph, Program
 from prism_tools.graph.order import predecessors
 from prism_tools.graph.schema import P2P, Kind
+from prism_tools.graph.worklist import arrivals, ends
 
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
@@ -20,10 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class Solution:
-    """Solved variables of graph/equations.py: value (int64, ns) and which source was latest."""
+    """Solved variables of graph/equations.py, int64 ns by flat node: ends; and, found when asked for, the arrivals of those
+    in a match, and which source was latest."""
 
-    value: np.ndarray
-    binding: Binding
+    order: Order
+    end: np.ndarray
+
+    @cached_property
+    def arrival(self) -> np.ndarray:
+        return arrivals(self.order, self.end)
+
+    @cached_property
+    def binding(self) -> Binding:
+        return Binding(self.order, self.end, self.arrival)
 
 
 def evaluate(graph: Graph, matches: Matches, order: Order, durations: Durations) -> Solution:
@@ -31,8 +42,7 @@ def evaluate(graph: Graph, matches: Matches, order: Order, durations: Durations)
 
     Ranks of one of ``matches.classes`` must have the same row of durations (``timeline`` takes others too).
     """
-    value = evaluated(matches, order, durations)
-    return Solution(value, Binding(matches, order, value))
+    return Solution(order, ends(order, durations))
 
 
 def solve(
@@ -50,18 +60,17 @@ def times(
     graph: Graph, matches: Matches, order: Order, solution: Solution, durations: Durations
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """``solve``'s answer from an evaluated solution."""
-    total = int(matches.base[-1])
-    starts, ends = [], []
+    starts, finish = [], []
     queues = [waits_in_queues(program, graph.lanes) for program in graph.programs]
     for at, rank in enumerate(matches.classes.lowest.tolist()):
         base, top = int(matches.base[at]), int(matches.base[at + 1])
-        end = solution.value[base:top]
+        end = solution.end[base:top]
         matched = matches.of_node[base:top] >= 0
-        arrival = solution.value[total + base : total + top]
+        arrival = solution.arrival[base:top]
         start = begins(end, durations.own[durations.row[rank]], queues[graph.ranks.program[rank]])
         starts.append(np.where(matched, arrival, start))
-        ends.append(end)
-    return starts, ends
+        finish.append(end)
+    return starts, finish
 
 
 def begins(end: np.ndarray, own: np.ndarray, queues: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:

@@ -8,15 +8,15 @@ has passed) follow from ``2 * total``.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism_tools.graph.compiled import Kernel
 from prism_tools.graph.model import Durations, Graph, Ragged
-from prism_tools.graph.releases import joined, rows_of
+from prism_tools.graph.releases import eager_pairs, joined, rows_of
 
 if TYPE_CHECKING:
     from prism_tools.graph.match import Matches
@@ -88,69 +88,32 @@ def system_of(matches: Matches, order: Order, durations: Durations, steps: np.nd
     return System(variable, rows_of(joined(parts), back), delay)
 
 
-def evaluated(matches: Matches, order: Order, durations: Durations) -> np.ndarray:
-    """The equations' least solution: int64 value of every variable, ns."""
-    total = int(matches.base[-1])
-    row = durations.row[matches.classes.lowest]
-    start = np.cumsum([0, *(len(own) for own in durations.own)])[row]
-    own, tail = (np.concatenate([np.empty(0, np.int64), *rows]) for rows in (durations.own, durations.tail))
-    value = np.zeros(2 * total + len(order.releases), np.int64)
-    before, gates = order.programs.before, order.releases
-    _evaluate(
-        total, order.steps, order.base, order.owner, order.programs.first, before.offset, before.data, matches.of_node,
-        gates.arrivals.offset, gates.arrivals.data, gates.leavers.offset, gates.leavers.data, start, own, tail, value,
-    )  # fmt: skip
-    return value
-
-
-@Kernel
-def _evaluate(
-    steps, base, owner, first, before_at, before, of_node, arrive_at, arrive, leave_at, leave, start, own, tail, value
-):  # fmt: skip
-    """``equations``, each evaluated where that would yield it. Nothing ends before 0."""
-    total = len(owner)
-    for step in steps:
-        latest = 0
-        if step >= 0:
-            rank = owner[step]
-            begin = base[rank]
-            place = first[rank] + step - begin
-            for at in range(before_at[place], before_at[place + 1]):
-                latest = max(latest, value[begin + before[at]])
-            if of_node[step] >= 0:
-                value[total + step] = latest
-            else:
-                value[step] = latest + own[start[rank] + step - begin]
-            continue
-        gate = -step - 1
-        for at in range(arrive_at[gate], arrive_at[gate + 1]):
-            latest = max(latest, value[total + arrive[at]])
-        leaver = leave[leave_at[gate]]
-        latest += own[start[owner[leaver]] + leaver - base[owner[leaver]]]
-        value[2 * total + gate] = latest
-        for at in range(leave_at[gate], leave_at[gate + 1]):
-            leaver = leave[at]
-            value[leaver] = latest + tail[start[owner[leaver]] + leaver - base[owner[leaver]]]
-
-
 class Binding:
-    """``binding[variable]``: the source that was latest (the first of them; -1: none, ready at 0), found when asked for."""
+    """``binding[variable]``: the source that was latest (the first of them; -1: none, ready at 0), found when asked for;
+    ``end``, ``arrival``: the values of ends and arrivals (int64, by flat node). Here releases have their matches' numbers, and
+    then those of ``order.apart``; who sends eagerly is in none."""
 
-    def __init__(self, matches: Matches, order: Order, value: np.ndarray) -> None:
-        self._matches, self._order, self._value = matches, order, value
-        leavers = order.releases.leavers
-        self._gate = np.full(int(matches.base[-1]), -1, np.int64)
-        self._gate[leavers.data] = np.repeat(np.arange(len(leavers)), np.diff(leavers.offset))
+    def __init__(self, order: Order, end: np.ndarray, arrival: np.ndarray) -> None:
+        self._order, self._end, self._arrival = order, end, arrival
+        self._eager, self._base = eager_pairs(order.matches), order.base.tolist()
 
     def __getitem__(self, variable: int) -> int:
-        total = len(self._gate)
-        if variable < total and self._gate[variable] >= 0:
-            return 2 * total + int(self._gate[variable])
+        total, order, matches = len(self._end), self._order, self._order.matches
         if variable >= 2 * total:
-            sources = total + self._order.releases.arrivals[variable - 2 * total]
-        else:
-            node = variable % total
-            rank = self._order.owner[node]
-            begin = self._order.base[rank]
-            sources = begin + self._order.programs.before[self._order.programs.first[rank] + node - begin]
-        return int(sources[np.argmax(self._value[sources])]) if len(sources) else -1
+            release = variable - 2 * total
+            met = release < len(matches)
+            arrivals = matches.members[release] if met else order.apart.coming[release - len(matches)]
+            return total + int(arrivals[self._arrival[arrivals].argmax()])
+        if variable < total and (match := int(matches.of_node[variable])) >= 0:
+            if (apart := order.layout.apart(variable)) >= 0:
+                return 2 * total + len(matches) + apart
+            return (
+                total + variable if self._eager[match] and matches.members[match][0] == variable else 2 * total + match
+            )
+        node = variable % total
+        rank = bisect(self._base, node) - 1
+        begin = self._base[rank]
+        sources = order.programs.before[order.programs.first[rank] + node - begin]
+        if len(sources) > 1:
+            return begin + int(sources[self._end[begin + sources].argmax()])
+        return begin + int(sources[0]) if len(sources) else -1

@@ -9,11 +9,13 @@ import numpy as np
 
 from prism_tools.errors import PrismError
 from prism_tools.graph.classes import Classes, everybody
-from prism_tools.graph.members import Members, concatenated
+from prism_tools.graph.compiled import Kernel
+from prism_tools.graph.members import concatenated
 from prism_tools.graph.model import Graph, Ragged
 from prism_tools.graph.names import callsite_text, op_text, ranks_text
-from prism_tools.graph.schema import P2P, Kind, Match, Op
-from prism_tools.graph.semantics import EAGER_BYTES, ignores_tags, match_kind
+from prism_tools.graph.schema import P2P, Match, Op
+from prism_tools.graph.seats import Lists, Seats, seats_of
+from prism_tools.graph.semantics import EAGER_BYTES, match_kind
 
 SHOWN = 20  # problems spelt out in an error; check lists them all
 
@@ -55,26 +57,6 @@ class Matches:
         return int(flat - self.base[np.searchsorted(self.base, flat, side="right") - 1])
 
 
-@dataclass
-class _Comms:
-    """The communication nodes of all ranks, one entry each, by rank and program order."""
-
-    flat: np.ndarray
-    rank: np.ndarray
-    node: np.ndarray
-    op: np.ndarray
-    group: np.ndarray
-    gathering: np.ndarray  # class of the group
-    place: np.ndarray  # own rank in the group, -1: not a member
-    size: np.ndarray  # of the group
-    peer: np.ndarray  # group rank, -1: none
-    tag: np.ndarray
-    bytes: np.ndarray
-
-    def take(self, keep: np.ndarray) -> _Comms:
-        return _Comms(*(getattr(self, name)[keep] for name in self.__dataclass_fields__))
-
-
 def find_matches(graph: Graph, strict: bool = True, classes: Classes | None = None) -> Matches:
     """Match every COMM node: the n-th collective of each member of a group, the n-th send of a channel (group, source,
     destination, tag) with its n-th receive. With ``classes`` the nodes of one rank of each, which stands for the others.
@@ -82,23 +64,14 @@ def find_matches(graph: Graph, strict: bool = True, classes: Classes | None = No
     PrismError if a match lacks members or its members' operations differ; ``strict=False`` lists these in ``problems``.
     """
     classes = classes or everybody(graph)
-    members = classes.members
     lengths = np.array([len(program) for program in graph.programs], np.int64)[graph.ranks.program[classes.lowest]]
     base = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    comms = _gather(graph, base, classes, members)
-    problems = _strangers(graph, comms)
-    comms = comms.take((comms.place >= 0) & (~np.isin(comms.op, P2P) | (comms.peer >= 0)))
-    pairwise = np.isin(comms.op, P2P)
-    flats, counts = [], []
-    for part, keys in (_collectives(comms.take(~pairwise)), _pairs(graph, comms.take(pairwise), classes, members)):
-        order = np.lexsort(keys[::-1])  # by the first key, then the second, …
-        starts = _starts(*(key[order] for key in keys[:-1]))
-        flats.append(part.flat[order])
-        counts.append(np.diff(np.append(starts, len(order))))
-        problems += _problems(graph, part.take(order), starts, counts[-1], classes, members)
-    matches = _assemble(graph, base, comms, np.concatenate(flats), np.concatenate(counts), classes)
-    matches.problems = problems
-    if strict and problems:
+    seats, lists = seats_of(graph, classes, base)
+    gathering = _collectives(seats.take(seats.known & ~seats.pair), classes, lists)
+    pairs = _pairs(seats.take(seats.known & seats.pair), classes, lists)
+    matches, differ = _assemble(graph, classes, base, lists, gathering, pairs)
+    matches.problems = _strangers(graph, matches, seats.take(~seats.known), lists) + _problems(graph, matches, differ)
+    if strict and (problems := matches.problems):
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
         raise PrismError(
             f"{problems[0]}{more}; the recording is incomplete or the program mixes up its operations, "
@@ -108,76 +81,60 @@ def find_matches(graph: Graph, strict: bool = True, classes: Classes | None = No
     return matches
 
 
-def _gather(graph: Graph, base: np.ndarray, classes: Classes, members: Members) -> _Comms:
-    """The communication nodes of one rank of each class; rank-wise arrays are put together once per program."""
-    program = graph.ranks.program[classes.lowest]
-    nodes = [np.flatnonzero(p.kind == Kind.COMM) for p in graph.programs]
-    sizes = np.array([len(nodes[p]) for p in program], np.int64)
-    rank = np.repeat(classes.lowest, sizes).astype(np.int64)
+@dataclass
+class _Channels:
+    """Seats in the order of their matches' members. The n-th nodes of the seats of one channel are one match.
 
-    def column(name: str) -> np.ndarray:
-        chosen = [p.columns[name][i].astype(np.int64) for p, i in zip(graph.programs, nodes, strict=True)]
-        return concatenated([chosen[p] for p in program])
+    ``channel``: int64, ascends; ``tied``: how many of the seats before have the same rank and place in the channel:
+    their nodes come in program order."""
 
-    node = concatenated([nodes[p] for p in program])
-
-    def value(name: str) -> np.ndarray:
-        pairs = list(zip(program, graph.ranks.values[classes.lowest], strict=True))
-        chosen = {(p, v): getattr(graph.values[v], name)[nodes[p]] for p, v in set(pairs)}
-        return concatenated([chosen[pair] for pair in pairs])
-
-    group = members.in_slot(rank, column("slot"))
-    place = members.place(group, rank)
-    size = members.size[group]
-    peer = column("peer")
-    return _Comms(
-        flat=np.repeat(base[:-1], sizes) + node,
-        rank=rank,
-        node=node,
-        op=column("op"),
-        group=group,
-        gathering=classes.of_group[group].astype(np.int64),
-        place=place,
-        size=size,
-        peer=np.where(peer >= 0, (place + peer) % np.maximum(size, 1), -1),
-        tag=value("tag"),
-        bytes=value("bytes"),
-    )
+    seats: Seats
+    channel: np.ndarray
+    tied: np.ndarray
 
 
-def _collectives(comms: _Comms) -> tuple[_Comms, list[np.ndarray]]:
-    """The collectives, and keys: all but the last are equal within a match, the last puts its members by group rank."""
-    ordinal = _ordinal(_paired(comms.group, comms.rank))
-    return comms, [comms.gathering, ordinal, comms.place]
+def _collectives(seats: Seats, classes: Classes, lists: Lists) -> _Channels:
+    """Members by group rank. Groups of one class are one channel."""
+    keys = [classes.of_group[seats.group], seats.place, seats.owner, seats.group]
+    found, keys = _in_order(seats, lists, keys)
+    return _Channels(found, _runs(keys[:1])[0], _runs(keys[:3])[1])
 
 
-def _pairs(graph: Graph, comms: _Comms, classes: Classes, members: Members) -> tuple[_Comms, list[np.ndarray]]:
-    """As _collectives, for sends and receives: the sender comes first. A channel is known by its source's class, in
-    which slot that has the group, how much further on the destination is in it, and the tag."""
-    receives = (comms.op == Op.RECV).astype(np.int64)
-    source = members.start[comms.group] + np.where(receives, comms.peer, comms.place)
-    further = np.where(receives, comms.place - comms.peer, comms.peer - comms.place) % np.maximum(comms.size, 1)
-    blind = np.array([ignores_tags(backend) for backend in graph.groups.backend], bool)
-    tag = np.where(blind[comms.group], 0, comms.tag) if len(comms.tag) else comms.tag
-    tag = np.unique(tag, return_inverse=True)[1]
-    sender = classes.of_rank[members.rank[source]].astype(np.int64)
-    channel = _paired(_paired(_paired(sender, members.slot[source] + 1), further), tag)
-    return comms, [channel, _ordinal(channel * 2 + receives), receives]
+def _pairs(seats: Seats, classes: Classes, lists: Lists) -> _Channels:
+    """The sender comes first. A channel is known by its source's class, in which slot that has the group, how much
+    further on the destination is in it, and the tag."""
+    members = classes.members
+    sender = classes.of_rank[members.rank[seats.source]]
+    keys = [sender, members.slot[seats.source], seats.further, seats.tag, seats.receives]
+    found, keys = _in_order(seats, lists, keys)
+    return _Channels(found, _runs(keys[:4])[0], np.zeros(len(found.at), np.int64))
 
 
-def _paired(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """One number for each distinct pair (a[i], b[i]) of numbers >= 0, small enough to be paired again."""
-    key = a * (b.max(initial=0) + 1) + b
-    return key if key.max(initial=0) < 2**31 else np.unique(key, return_inverse=True)[1]
+def _in_order(seats: Seats, lists: Lists, keys: list[np.ndarray]) -> tuple[Seats, list[np.ndarray]]:
+    """The seats by the first key, then the second, …; and their keys. Those with equal keys (of a rank that has a group in
+    two slots) become one, whose list is appended to ``lists``."""
+    order = np.lexsort(keys[::-1])
+    seats, keys = seats.take(order), [key[order] for key in keys]
+    starts = _starts(*keys)
+    many, size = np.diff(np.append(starts, len(order))), len(lists.node)
+    chosen, flats = [], []
+    for k in np.flatnonzero(many > 1).tolist():
+        first, alike = int(starts[k]), slice(int(starts[k]), int(starts[k] + many[k]))
+        at = concatenated([np.arange(a, a + n) for a, n in zip(seats.at[alike], seats.count[alike], strict=True)])
+        flat = lists.node[at] + np.repeat(seats.base[alike], seats.count[alike])
+        seats.at[first], seats.count[first], seats.base[first] = size, len(at), 0
+        chosen.append(at[np.argsort(flat)])
+        flats.append(np.sort(flat))
+        size += len(at)
+    lists.append(chosen, flats)
+    return seats.take(starts), [key[starts] for key in keys]
 
 
-def _ordinal(key: np.ndarray) -> np.ndarray:
-    """How many equal keys stand before each key."""
-    order = np.argsort(key, kind="stable")
-    starts = _starts(key[order])
-    ordinal = np.empty(len(key), np.int64)
-    ordinal[order] = np.arange(len(key)) - np.repeat(starts, np.diff(np.append(starts, len(key))))
-    return ordinal
+def _runs(keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The number of the run of equal keys that each is in, and its place in that run."""
+    starts = _starts(*keys)
+    many = np.diff(np.append(starts, len(keys[0])))
+    return np.repeat(np.arange(len(starts)), many), np.arange(len(keys[0])) - np.repeat(starts, many)
 
 
 def _starts(*keys: np.ndarray) -> np.ndarray:
@@ -190,54 +147,84 @@ def _starts(*keys: np.ndarray) -> np.ndarray:
 
 
 def _assemble(
-    graph: Graph, base: np.ndarray, comms: _Comms, flats: np.ndarray, counts: np.ndarray, classes: Classes
-) -> Matches:
-    offset = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    graph: Graph, classes: Classes, base: np.ndarray, lists: Lists, gathering: _Channels, pairs: _Channels
+) -> tuple[Matches, np.ndarray]:
+    """The matches, and in which of them members' operations differ."""
+    first, count = [], 0
+    for part in (gathering, pairs):
+        starts = _starts(part.channel)
+        longest = np.maximum.reduceat(part.seats.count, starts) if len(starts) else starts
+        first.append((count + np.cumsum(longest) - longest)[part.channel])
+        count += int(longest.sum())
+    seats = gathering.seats.joined(pairs.seats)
     of_node = np.full(base[-1], -1, np.int32)
-    of_node[flats] = np.repeat(np.arange(len(counts)), counts)
-    first = np.searchsorted(comms.flat, flats[offset[:-1]])  # comms are sorted by flat index
-    group, op = comms.group[first].astype(np.int32), comms.op[first].astype(np.uint8)
-    kind = np.zeros(len(group), np.uint8)
+    offset, member = np.zeros(count + 1, np.int64), np.empty(int(seats.count.sum()), np.int64)
+    group, op, nbytes = np.zeros(count, np.int32), np.zeros(count, np.uint8), np.zeros(count, np.int64)
+    differ = np.zeros(count, bool)
+    _seat(
+        len(member), np.concatenate(first), np.append(gathering.tied, pairs.tied), seats.at, seats.count, seats.base,
+        seats.group, lists.node, lists.op, lists.bytes, of_node, offset, member, group, op, nbytes, differ,
+    )  # fmt: skip
+    kind = np.zeros(count, np.uint8)
     for backend in set(graph.groups.backend):
-        theirs = np.array([name == backend for name in graph.groups.backend], bool)
-        for number in np.unique(op):
-            kind[theirs[group] & (op == number)] = match_kind(backend, Op(number))
-        small = comms.bytes[first] <= EAGER_BYTES.get(backend, -1)
-        kind[theirs[group] & (kind == Match.PAIR) & small] = Match.EAGER
-    return Matches(base, of_node, Ragged(offset, flats.astype(np.int64)), group, kind, op, classes)
+        theirs = np.array([name == backend for name in graph.groups.backend], bool)[group]
+        for number in np.unique(op).tolist():
+            kind[theirs & (op == number)] = match_kind(backend, Op(number))
+        kind[theirs & (kind == Match.PAIR) & (nbytes <= EAGER_BYTES.get(backend, -1))] = Match.EAGER
+    return Matches(base, of_node, Ragged(offset, member), group, kind, op, classes), differ
 
 
-def _strangers(graph: Graph, comms: _Comms) -> list[str]:
-    """Nodes that cannot take part in any match."""
-    lines = []
-    for i in np.flatnonzero(comms.place < 0):
-        lines.append(f"{_who(graph, comms, i)}: the rank is no member of this group")
-    for i in np.flatnonzero((comms.place >= 0) & np.isin(comms.op, P2P) & (comms.peer < 0)):
-        lines.append(f"{_who(graph, comms, i)}: the peer is unknown")
-    return lines
+@Kernel
+def _seat(
+    first, tied, at, count, base, group_of, node, op_of, bytes_of, of_node, offset, member, group, op, nbytes, differ
+):  # fmt: skip
+    """Put every seat's nodes into its matches, from ``first`` on; ``group``, ``op``, ``nbytes``: of the first member."""
+    for seat in range(len(first)):
+        for k in range(count[seat]):
+            offset[first[seat] + k + 1] += 1
+    for match in range(len(offset) - 1):
+        offset[match + 1] += offset[match]
+    free = offset[:-1].copy()
+    for seat in range(len(first)):
+        for k in range(count[seat]):
+            match, listed = first[seat] + k, at[seat] + k
+            flat, place = base[seat] + node[listed], free[match]
+            of_node[flat] = match
+            free[match] += 1
+            if place > offset[match] and op[match] != op_of[listed]:
+                differ[match] = True
+            for _ in range(tied[seat]):
+                if place > offset[match] and member[place - 1] > flat:
+                    member[place] = member[place - 1]
+                    place -= 1
+            member[place] = flat
+            if place == offset[match]:
+                group[match], op[match], nbytes[match] = group_of[seat], op_of[listed], bytes_of[listed]
 
 
-def _problems(
-    graph: Graph, sorted_comms: _Comms, starts: np.ndarray, counts: np.ndarray, classes: Classes, members: Members
-) -> list[str]:
-    """What is wrong with the matches that begin at ``starts``."""
-    if not len(starts):
+def _strangers(graph: Graph, matches: Matches, seats: Seats, lists: Lists) -> list[str]:
+    """Nodes that cannot take part in any match: ``seats`` of ranks that are not in the group, or with unknown peers."""
+    found = []
+    for k in range(len(seats.at)):
+        what = "the rank is no member of this group" if seats.place[k] < 0 else "the peer is unknown"
+        nodes = lists.node[seats.at[k] : seats.at[k] + seats.count[k]] + seats.base[k]
+        found += [(bool(seats.place[k] >= 0), node, what) for node in nodes.tolist()]
+    return [f"{_who(graph, matches, node)}: {what}" for _, node, what in sorted(found)]
+
+
+def _problems(graph: Graph, matches: Matches, differ: np.ndarray) -> list[str]:
+    """What is wrong with the matches; ``differ``: their members' operations do."""
+    if not len(matches):
         return []
-    op = sorted_comms.op
-    pairwise = np.isin(op[starts], P2P)
-    wanted = np.where(pairwise, 2, _members_of_classes(graph, classes, members)[sorted_comms.group[starts]])
-    differ = np.zeros(len(starts), bool)
-    owner = np.repeat(np.arange(len(starts)), counts)
-    differ[owner[op != op[starts][owner]]] = True
-    lines = []
-    for m in np.flatnonzero((counts != wanted) | (differ & ~pairwise)):
-        rows = np.arange(starts[m], starts[m] + counts[m])
-        lines.append(_problem(graph, sorted_comms, rows, bool(pairwise[m]), bool(differ[m]), classes))
-    return lines
+    size, pairwise = np.diff(matches.members.offset), np.isin(matches.op, P2P)
+    wanted = np.where(pairwise, 2, _members_of_classes(graph, matches.classes)[matches.group])
+    wrong = np.flatnonzero((size != wanted) | (differ & ~pairwise))
+    return [_problem(graph, matches, match, bool(pairwise[match]), bool(differ[match])) for match in wrong.tolist()]
 
 
-def _members_of_classes(graph: Graph, classes: Classes, members: Members) -> np.ndarray:
+def _members_of_classes(graph: Graph, classes: Classes) -> np.ndarray:
     """int64[groups]: how many members a collective of each group has, those of one class and slot taken together."""
+    members = classes.members
     if len(classes) == graph.world_size:
         return members.size
     code = classes.of_rank[members.rank].astype(np.int64) * len(members.rank) + members.slot + 1
@@ -246,27 +233,39 @@ def _members_of_classes(graph: Graph, classes: Classes, members: Members) -> np.
     return np.bincount(members.group[order][first], minlength=len(members.size))
 
 
-def _problem(graph: Graph, comms: _Comms, rows: np.ndarray, pairwise: bool, differ: bool, classes: Classes) -> str:
-    first, members = rows[0], graph.groups.members[comms.group[rows[0]]]
-    who = _who(graph, comms, first)
+def _problem(graph: Graph, matches: Matches, match: int, pairwise: bool, differ: bool) -> str:
+    flats, classes = matches.members[match].tolist(), matches.classes
+    members = graph.groups.members[matches.group[match]]
+    ranks = [matches.rank_of(flat) for flat in flats]
+    ops = [int(graph.program_of(rank).op[matches.node_of(flat)]) for rank, flat in zip(ranks, flats, strict=True)]
+    who = _who(graph, matches, flats[0])
     if pairwise:
-        peer = members[comms.peer[first]]
-        return f"{who}: rank {peer} has no {'send' if comms.op[first] == Op.RECV else 'receive'} for it"
+        peer = _peer(graph, ranks[0], matches.node_of(flats[0]))
+        return f"{who}: rank {peer} has no {'send' if ops[0] == Op.RECV else 'receive'} for it"
     if differ:
-        other = next(row for row in rows if comms.op[row] != comms.op[first])
-        return f"{who}: but {_who(graph, comms, other)} is the same operation in order"
-    came = set(comms.rank[rows].tolist())
+        other = next(flat for flat, op in zip(flats, ops, strict=True) if op != ops[0])
+        return f"{who}: but {_who(graph, matches, other)} is the same operation in order"
+    came = set(ranks)
     missing = {rank for rank in members.tolist() if int(classes.lowest[classes.of_rank[rank]]) not in came}
     return f"{who}: no counterpart on ranks {ranks_text(missing)}"
 
 
-def _who(graph: Graph, comms: _Comms, i: np.integer | int) -> str:
-    rank, node = int(comms.rank[i]), int(comms.node[i])
+def _peer(graph: Graph, rank: int, node: int) -> int:
+    """The rank that a send or receive is to or from."""
+    program = graph.program_of(rank)
+    group = int(graph.ranks.slots[rank][program.slot[node]])
+    members = graph.groups.members[group]
+    return int(members[(graph.group_rank(group, rank) + int(program.peer[node])) % len(members)])
+
+
+def _who(graph: Graph, matches: Matches, flat: int) -> str:
+    rank, node = matches.rank_of(flat), matches.node_of(flat)
+    program = graph.program_of(rank)
+    group, op = int(graph.ranks.slots[rank][program.slot[node]]), int(program.op[node])
     site = callsite_text(graph, rank, node)
     peer = ""
-    if comms.op[i] in P2P and comms.peer[i] >= 0:
-        towards = "from" if comms.op[i] == Op.RECV else "to"
-        peer = f" {towards} rank {graph.groups.members[comms.group[i]][comms.peer[i]]}"
-    return f"rank {rank} {op_text(comms.op[i])}{peer} on {graph.groups.name[comms.group[i]]}, node {node}" + (
+    if op in P2P and program.peer[node] >= 0:
+        peer = f" {'from' if op == Op.RECV else 'to'} rank {_peer(graph, rank, node)}"
+    return f"rank {rank} {op_text(op)}{peer} on {graph.groups.name[group]}, node {node}" + (
         f" ({site})" if site else ""
     )

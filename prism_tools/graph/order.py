@@ -12,9 +12,10 @@ from prism_tools.graph.compiled import Kernel
 from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph, Program, Ragged
 from prism_tools.graph.names import node_text
-from prism_tools.graph.releases import Releases, all_releases, joined
+from prism_tools.graph.releases import Apart, Releases, all_releases, apart_of, joined, reverse, rows_of
 from prism_tools.graph.schema import Kind
 from prism_tools.graph.semantics import is_queue
+from prism_tools.graph.worklist import Layout, layout_of
 
 SHOWN = 20  # stuck ranks spelt out in an error
 
@@ -22,58 +23,90 @@ SHOWN = 20  # stuck ranks spelt out in an error
 @dataclass
 class Programs:
     """What the nodes of each program wait for within it. Laid-out rank k has nodes ``first[k]`` on of ``before``:
-    int64 rows of places in the program (the one before it in its queue lane, then edge sources), and of ``after``: the
-    reverse."""
+    int64 rows of places in the program (the one before it in its queue lane, then edge sources), each once; of ``after``:
+    the reverse; and of ``follows``: int8, 1 where only the next node waits for one, and for nothing else."""
 
     first: np.ndarray
     before: Ragged
     after: Ragged
+    follows: np.ndarray
+
+    def heads(self, base: np.ndarray) -> np.ndarray:
+        """int64: the flat nodes that wait for nothing within their programs, ascending."""
+        free = np.flatnonzero(np.diff(self.before.offset) == 0)
+        low, high = np.searchsorted(free, self.first), np.searchsorted(free, self.first + np.diff(base))
+        many = high - low
+        at = np.arange(many.sum()) + np.repeat(low - (np.cumsum(many) - many), many)
+        return free[at] + np.repeat(base[:-1] - self.first, many)
 
 
 @dataclass
 class Order:
-    """``steps``: int64; s >= 0: flat node s, all of whose predecessors have ended (a COMM node arrives now, and ends
-    later); s < 0: release -(s + 1), all of whose arrivals have come (its leavers end now).
+    """What all nodes wait for; and from it, found when first asked for, an order in which they can be evaluated.
 
-    ``releases``: those of all matches (graph/releases.py), by number. ``owner``: int32, laid-out rank of a flat node.
+    ``apart``: the releases of matches with a root.
     """
 
-    steps: np.ndarray
-    releases: Releases
+    graph: Graph
+    matches: Matches
+    apart: Apart
     programs: Programs
-    base: np.ndarray
-    owner: np.ndarray
+
+    @property
+    def base(self) -> np.ndarray:
+        return self.matches.base
+
+    @cached_property
+    def owner(self) -> np.ndarray:
+        """int32: laid-out rank of each flat node."""
+        return np.repeat(np.arange(len(self.base) - 1, dtype=np.int32), np.diff(self.base))
 
     @cached_property
     def preds(self) -> Ragged:
         """int64, row n: flat predecessors of flat node n."""
-        before = self.programs.before
         place = np.arange(len(self.owner)) + (self.programs.first - self.base[:-1])[self.owner]
-        size = np.diff(before.offset)[place]
-        offset = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
-        at = np.arange(offset[-1]) + np.repeat(before.offset[:-1][place] - offset[:-1], size)
-        return Ragged(offset, before.data[at] + np.repeat(self.base[:-1][self.owner], size))
+        rows = rows_of(self.programs.before, place)
+        rows.data += np.repeat(self.base[:-1][self.owner], np.diff(rows.offset))
+        return rows
+
+    @cached_property
+    def releases(self) -> Releases:
+        """Those of all matches (graph/releases.py), by number."""
+        return all_releases(self.matches, self.apart)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What the worklist goes through (graph/worklist.py)."""
+        return layout_of(self)
+
+    @cached_property
+    def steps(self) -> np.ndarray:
+        """int64; s >= 0: flat node s, all of whose predecessors have ended (a COMM node arrives now, and ends later);
+        s < 0: release -(s + 1), all of whose arrivals have come (its leavers end now). The same graph always gives the
+        same. PrismError names rank, operation and call site of the nodes that wait for each other, if there is no order.
+        """
+        total, programs, gates = int(self.base[-1]), self.programs, self.releases
+        opens = reverse(gates.arrivals, total)
+        steps = np.empty(total + len(gates), np.int64)
+        count = _in_order(
+            total, self.base, self.owner, programs.first, *_arrays(programs.before), *_arrays(programs.after),
+            self.matches.of_node, *_arrays(opens), np.diff(gates.arrivals.offset), *_arrays(gates.leavers), steps,
+        )  # fmt: skip
+        if count < len(steps):
+            raise _stuck(self, steps[:count])
+        return steps
+
+
+def dependencies(graph: Graph, matches: Matches) -> Order:
+    """What all nodes wait for; whether there is an order shows when it is asked for, or the equations are solved."""
+    chosen = graph.ranks.program[matches.classes.lowest]
+    return Order(graph, matches, apart_of(graph, matches), _programs(graph, chosen))
 
 
 def dependency_order(graph: Graph, matches: Matches) -> Order:
-    """Order all nodes and matches; the same graph always gives the same order.
-
-    PrismError names rank, operation and call site of the nodes that wait for each other, if there is no order.
-    """
-    base, total = matches.base, int(matches.base[-1])
-    gates = all_releases(graph, matches)
-    chosen = graph.ranks.program[matches.classes.lowest]
-    owner = np.repeat(np.arange(len(chosen), dtype=np.int32), np.diff(base))
-    programs = _programs(graph, chosen)
-    opens = reverse(gates.arrivals, total)
-    steps = np.empty(total + len(gates), np.int64)
-    count = _in_order(
-        total, base, owner, programs.first, *_arrays(programs.before), *_arrays(programs.after), matches.of_node,
-        *_arrays(opens), np.diff(gates.arrivals.offset), *_arrays(gates.leavers), steps,
-    )  # fmt: skip
-    order = Order(steps[:count], gates, programs, base, owner)
-    if count < len(steps):
-        raise _stuck(graph, matches, order)
+    """As ``dependencies``, after a look whether there is an order: PrismError as of ``Order.steps``."""
+    order = dependencies(graph, matches)
+    _ = order.steps
     return order
 
 
@@ -131,14 +164,18 @@ def _programs(graph: Graph, chosen: np.ndarray) -> Programs:
     before = [_local_predecessors(program, graph.lanes) for program in graph.programs]
     after = [reverse(rows, len(rows)) for rows in before]
     first = np.concatenate([[0], np.cumsum([len(rows) for rows in before])]).astype(np.int64)
-    return Programs(first[chosen], joined(before), joined(after))
+    follows = [
+        np.append(_is_only(b, -1)[1:], False)[: len(b)] & _is_only(a, 1) for a, b in zip(after, before, strict=True)
+    ]
+    return Programs(first[chosen], joined(before), joined(after), np.concatenate(follows).astype(np.int8))
 
 
-def reverse(rows: Ragged, count: int) -> Ragged:
-    """Row n, of ``count``: the rows that have n, ascending."""
-    owner = np.repeat(np.arange(len(rows)), np.diff(rows.offset))
-    offset = np.concatenate([[0], np.cumsum(np.bincount(rows.data, minlength=count))]).astype(np.int64)
-    return Ragged(offset, owner[np.argsort(rows.data, kind="stable")])
+def _is_only(rows: Ragged, step: int) -> np.ndarray:
+    """bool: whether row n is n + ``step`` and nothing else."""
+    found = np.diff(rows.offset) == 1
+    here = np.flatnonzero(found)
+    found[here] = rows.data[rows.offset[here]] == here + step
+    return found
 
 
 def predecessors(program: Program, lanes: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -153,6 +190,8 @@ def predecessors(program: Program, lanes: list[str]) -> tuple[np.ndarray, np.nda
 
 def _local_predecessors(program: Program, lanes: list[str]) -> Ragged:
     source, target = predecessors(program, lanes)
+    _, first = np.unique(target * len(program) + source, return_index=True)
+    source, target = source[np.sort(first)], target[np.sort(first)]
     order = np.argsort(target, kind="stable")
     offset = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=len(program)))])
     return Ragged(offset.astype(np.int64), source[order])
@@ -171,12 +210,12 @@ def _lane_pairs(program: Program, nodes: np.ndarray) -> np.ndarray:
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-def _stuck(graph: Graph, matches: Matches, order: Order) -> PrismError:
+def _stuck(order: Order, steps: np.ndarray) -> PrismError:
     """What each rank waits in: those that wait in a circle, then who waits for them."""
-    arrived = np.zeros(len(order.owner), bool)
+    matches, arrived = order.matches, np.zeros(len(order.owner), bool)
     gone = np.zeros(len(order.releases) + 1, bool)  # the last: of nodes that no release lets go
-    arrived[order.steps[order.steps >= 0]] = True
-    gone[-order.steps[order.steps < 0] - 1] = True
+    arrived[steps[steps >= 0]] = True
+    gone[-steps[steps < 0] - 1] = True
     gate = np.full(len(order.owner), -1, np.int64)
     leavers = order.releases.leavers
     gate[leavers.data] = np.repeat(np.arange(len(leavers)), np.diff(leavers.offset))
@@ -188,7 +227,7 @@ def _stuck(graph: Graph, matches: Matches, order: Order) -> PrismError:
     lines = []
     for flat in shown[:SHOWN]:
         absent = [m for m in order.releases.arrivals[gate[flat]].tolist() if not arrived[m]] if held[flat] else []
-        text = node_text(graph, matches.rank_of(flat), matches.node_of(flat))
+        text = node_text(order.graph, matches.rank_of(flat), matches.node_of(flat))
         lines.append(text + (f" waits for rank {matches.rank_of(absent[0])}" if absent else ""))
     more = f" (and {len(shown) - 2} more)" if len(shown) > 2 else ""
     return PrismError(

@@ -29,22 +29,40 @@ class Releases:
         return self.arrivals[k].tolist(), self.leavers[k].tolist()
 
 
+@dataclass
+class Apart:
+    """The releases of matches with a root that not everybody leaves together. Row k of ``coming``: the arrivals of the k-th
+    (flat nodes, int64); ``going[k]``: its only leaver."""
+
+    coming: Ragged
+    going: np.ndarray
+
+
 WITH_ROOT = tuple(int(kind) for kind in (Match.ROOT_FIRST, Match.ROOT_LAST, Match.ROOTED, Match.TREE))
 
 
-def all_releases(graph: Graph, matches: Matches) -> Releases:
-    """The releases of all matches: of those that everybody leaves together, then of eager pairs, then of the others."""
-    size = np.diff(matches.members.offset)
-    eager = (matches.kind == Match.EAGER) & (size == 2)
-    rooted = np.isin(matches.kind, WITH_ROOT)
-    together = rows_of(matches.members, np.flatnonzero(~eager & ~rooted))
+def all_releases(matches: Matches, apart: Apart) -> Releases:
+    """The releases of all matches: of those that everybody leaves together, of eager pairs, then ``apart``."""
+    eager = eager_pairs(matches)
+    together = rows_of(matches.members, np.flatnonzero(~eager & ~np.isin(matches.kind, WITH_ROOT)))
     pairs = matches.members.data[matches.members.offset[:-1][eager][:, None] + [0, 0, 1]]  # sender | sender, receiver
-    rest = [release for match in np.flatnonzero(rooted).tolist() for release in releases(graph, matches, match)]
-    arrivals = [together, Ragged(_offset(np.tile([1, 2], len(pairs))), pairs.reshape(-1))]
-    leavers = [together, Ragged(_offset(np.ones(2 * len(pairs), np.int64)), pairs[:, [0, 2]].reshape(-1))]
-    for parts, side in ((arrivals, 0), (leavers, 1)):
-        parts.append(Ragged.from_rows([release[side] for release in rest], np.int64))
-    return Releases(joined(arrivals), joined(leavers), len(together))
+    coming = Ragged(_offset(np.tile([1, 2], len(pairs))), pairs.reshape(-1))
+    alone = np.concatenate([pairs[:, [0, 2]].reshape(-1), apart.going])
+    leavers = joined([together, Ragged(np.arange(len(alone) + 1), alone)])
+    return Releases(joined([together, coming, apart.coming]), leavers, len(together))
+
+
+def eager_pairs(matches: Matches) -> np.ndarray:
+    """bool: the matches whose sender, their first member, does not wait for the other."""
+    return (matches.kind == Match.EAGER) & (np.diff(matches.members.offset) == 2)
+
+
+def apart_of(graph: Graph, matches: Matches) -> Apart:
+    """The releases of all matches with a root."""
+    rooted = np.flatnonzero(np.isin(matches.kind, WITH_ROOT))
+    found = [release for match in rooted.tolist() for release in releases(graph, matches, match)]
+    leavers = [leaver for _, (leaver,) in found]
+    return Apart(Ragged.from_rows([arrivals for arrivals, _ in found], np.int64), np.array(leavers, np.int64))
 
 
 def rows_of(ragged: Ragged, chosen: np.ndarray) -> Ragged:
@@ -59,6 +77,13 @@ def joined(parts: list[Ragged]) -> Ragged:
     """The rows of all parts, one after the other."""
     size = np.concatenate([np.diff(part.offset) for part in parts])
     return Ragged(_offset(size), np.concatenate([part.data for part in parts]))
+
+
+def reverse(rows: Ragged, count: int) -> Ragged:
+    """Row n, of ``count``: the rows that have n, ascending."""
+    owner = np.repeat(np.arange(len(rows)), np.diff(rows.offset))
+    offset = np.concatenate([[0], np.cumsum(np.bincount(rows.data, minlength=count))]).astype(np.int64)
+    return Ragged(offset, owner[np.argsort(rows.data, kind="stable")])
 
 
 def _offset(size: np.ndarray) -> np.ndarray:

@@ -172,3 +172,35 @@ def test_small_sends_of_nccl_do_not_wait_for_their_receiver():
         backend: find_matches(build(2, {"w": [0, 1]}, nodes, backend=backend)).kind.tolist() for backend in BACKENDS
     }
     assert kinds == {"nccl": [Match.EAGER, Match.EAGER, Match.PAIR], "gloo": [Match.PAIR] * 3}
+
+
+def test_a_group_in_two_slots_of_a_rank_is_one():
+    """Its collectives and sends count together, in program order, whichever slot they are called in."""
+    ops = [comm("barrier", "w"), comm("send", "w", 4, peer=0), comm("barrier", "w"), comm("send", "w", 4, peer=0)]
+    graph = build(2, {"w": [0, 1]}, lambda rank: ops if rank else [comm("recv", "w", peer=1)] * 2 + ops[::2])
+    graph.ranks.slots = [np.array([0, 0], np.int32)] * 2
+    graph.program_of(1).slot[1:3] = 1
+    assert members(find_matches(graph)) == [[(0, 2), (1, 0)], [(0, 3), (1, 2)], [(1, 1), (0, 0)], [(1, 3), (0, 1)]]
+
+
+def test_ranks_of_one_program_may_talk_by_backends_with_and_without_tags():
+    def nodes(rank):
+        order = (1, 2) if rank < 2 else (2, 1)
+        return [
+            comm("recv" if rank > 1 else "send", "w" if rank % 2 else "v", 4, peer=(rank + 2) % 4, tag=t) for t in order
+        ]
+
+    graph = build(4, {"v": [0, 2], "w": [1, 3]}, nodes)
+    assert len(graph.programs) == 2 and graph.ranks.program.tolist() == [0, 0, 1, 1]
+    graph.groups.backend[0] = "nccl"
+    assert members(find_matches(graph)) == [[(0, 0), (2, 0)], [(0, 1), (2, 1)], [(1, 0), (3, 1)], [(1, 1), (3, 0)]]
+
+
+def test_two_groups_of_a_class_have_their_members_in_program_order():
+    """The groups a = [0] and b = [0] are of one class: each match has both nodes of rank 0, the earlier one first."""
+    graph = build(1, {"a": [0], "b": [0]}, lambda rank: [comm("barrier", group) for group in "abba"])
+    matches = find_matches(graph)
+    assert members(matches) == [[(0, 0)], [(0, 3)], [(0, 1)], [(0, 2)]]
+    matches.classes.of_group[:] = 0
+    together = find_matches(graph, strict=False, classes=matches.classes)
+    assert members(together) == [[(0, 0), (0, 1)], [(0, 2), (0, 3)]] and together.group.tolist() == [0, 1]
