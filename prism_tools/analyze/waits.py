@@ -14,7 +14,7 @@ from prism_tools.graph.equations import flat
 from prism_tools.graph.match import Matches
 from prism_tools.graph.model import Graph, Program, Timeline
 from prism_tools.graph.names import callsite_text, op_text
-from prism_tools.graph.releases import all_releases
+from prism_tools.graph.releases import all_releases, apart_of
 from prism_tools.graph.schema import P2P, Kind, Match, Source
 
 MOST = 2**22  # durations looked at at once
@@ -34,7 +34,7 @@ def held_until(graph: Graph, matches: Matches) -> np.ndarray:
     """
     timeline, lowest = timeline_of(graph), matches.classes.lowest
     start, end = (flat(rows, timeline.row[lowest]) for rows in (timeline.start, timeline.end))
-    held, gates = start.copy(), all_releases(graph, matches)
+    held, gates = start.copy(), all_releases(matches, apart_of(graph, matches))
     if len(gates):
         latest = np.maximum.reduceat(start[gates.arrivals.data], gates.arrivals.offset[:-1])
         held[gates.leavers.data] = np.repeat(latest, np.diff(gates.leavers.offset))

@@ -12,7 +12,7 @@ from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Graph
 from prism_tools.graph.names import node_text
 from prism_tools.graph.order import dependency_order
-from prism_tools.graph.releases import all_releases, releases
+from prism_tools.graph.releases import all_releases, apart_of, releases
 from prism_tools.graph.schema import DTYPES, Op, Reduce
 
 SHOWN = 20  # problems listed per invariant
@@ -107,7 +107,7 @@ def _times(graph: Graph, matches: Matches) -> tuple[np.ndarray, np.ndarray]:
 
 def _leave_early(graph: Graph, matches: Matches, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """The flat nodes that end before all that they wait for have arrived."""
-    gates = all_releases(graph, matches)
+    gates = all_releases(matches, apart_of(graph, matches))
     if not len(gates):
         return np.empty(0, np.int64)
     latest = np.maximum.reduceat(start[gates.arrivals.data], gates.arrivals.offset[:-1])

@@ -178,7 +178,7 @@ def test_a_group_in_two_slots_of_a_rank_is_one():
     """Its collectives and sends count together, in program order, whichever slot they are called in."""
     ops = [comm("barrier", "w"), comm("send", "w", 4, peer=0), comm("barrier", "w"), comm("send", "w", 4, peer=0)]
     graph = build(2, {"w": [0, 1]}, lambda rank: ops if rank else [comm("recv", "w", peer=1)] * 2 + ops[::2])
-    graph.ranks.slots = [np.array([0, 0], np.int32)] * 2
+    graph.ranks.slots = Ragged.from_rows([[0, 0]] * 2, np.int32)
     graph.program_of(1).slot[1:3] = 1
     assert members(find_matches(graph)) == [[(0, 2), (1, 0)], [(0, 3), (1, 2)], [(1, 1), (0, 0)], [(1, 3), (0, 1)]]
 
