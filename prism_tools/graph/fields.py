@@ -111,14 +111,22 @@ class Fields:
 
     def bytes(self, name: str, count: int | None = None) -> list[bytes]:
         """Byte strings packed by pack_bytes."""
-        group = self.group(name)
-        raw = group.array("utf8", "u1").tobytes()
-        offset = group.offset(len(raw), count).tolist()
-        return [raw[a:b] for a, b in zip(offset[:-1], offset[1:], strict=True)]
+        raw, places = self._raw(name, count)
+        return [raw[a:b] for a, b in places]
 
     def strings(self, name: str, count: int | None = None) -> list[str]:
         """Strings packed by pack_strings."""
-        return [value.decode("utf-8", "surrogateescape") for value in self.bytes(name, count)]
+        raw, places = self._raw(name, count)
+        if raw.isascii():
+            text = raw.decode()
+            return [text[a:b] for a, b in places]
+        return [raw[a:b].decode("utf-8", "surrogateescape") for a, b in places]
+
+    def _raw(self, name: str, count: int | None) -> tuple[Any, Iterable[tuple[int, int]]]:
+        group = self.group(name)
+        raw = group.array("utf8", "u1").tobytes()
+        offset = group.offset(len(raw), count).tolist()
+        return raw, zip(offset[:-1], offset[1:], strict=True)
 
     def lists(self, dtypes: dict[str, str], count: int | None = None) -> dict[str, list[np.ndarray]]:
         """Lists of arrays packed by pack_lists in this group."""

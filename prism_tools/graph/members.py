@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from prism_tools.graph.compiled import Kernel
 from prism_tools.graph.model import Graph
 
 
@@ -17,7 +18,6 @@ class Members:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._width = graph.world_size
         members, slots = graph.groups.members, graph.ranks.slots
         self.size = np.diff(members.offset)
         self.start = np.cumsum(self.size) - self.size
@@ -25,16 +25,17 @@ class Members:
         self.group = np.repeat(np.arange(len(self.size)), self.size)
         self.slot_start = slots.offset
         self.slot_group = slots.data.astype(np.int64)
-        keys = self.group * self._width + self.rank
+        keys = self.group * graph.world_size + self.rank
         self._order = np.argsort(keys, kind="stable")
-        self._keys = keys[self._order]
+        keys = keys[self._order]
+        self._sorted = self.rank[self._order]
         self.repeated = np.zeros(len(keys), bool)
-        self.repeated[self._order[1:]] = self._keys[1:] == self._keys[:-1]
+        self.repeated[self._order[1:]] = keys[1:] == keys[:-1]
 
     def place(self, group: np.ndarray, rank: np.ndarray) -> np.ndarray:
         """Group rank of each (group, global rank); -1 where the rank is no member."""
         at = self._find(group, rank)
-        return np.where(at >= 0, at - self.start[group], -1) if len(self._keys) else at
+        return np.where(at >= 0, at - self.start[group], -1) if len(self.start) else at
 
     def in_slot(self, rank: np.ndarray, slot: np.ndarray | int) -> np.ndarray:
         """The group that each rank has in a slot."""
@@ -42,11 +43,10 @@ class Members:
 
     def _find(self, group: np.ndarray, rank: np.ndarray) -> np.ndarray:
         """Index of each (group, global rank) among all members; -1: none."""
-        if not len(self._keys):
-            return np.full(len(rank), -1)
-        wanted = group * self._width + rank
-        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-        return np.where(self._keys[at] == wanted, self._order[at], -1)
+        found = np.full(len(group), -1)
+        bounds = np.append(self.start, len(self._order))
+        _look_up(len(group), group, np.broadcast_to(rank, len(group)), bounds, self._sorted, self._order, found)
+        return found
 
     @cached_property
     def slot(self) -> np.ndarray:
@@ -58,6 +58,22 @@ class Members:
         known = np.flatnonzero(at >= 0)[::-1]  # the first slot is written last
         found[at[known]] = slot[known]
         return found
+
+
+@Kernel
+def _look_up(group, rank, bounds, members, order, found):  # members: of each group in ascending order
+    for k in range(len(group)):
+        if 0 <= group[k] < len(bounds) - 1:
+            low, end = bounds[group[k]], bounds[group[k] + 1]
+            high = end
+            while low < high:
+                middle = (low + high) // 2
+                if members[middle] < rank[k]:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low < end and members[low] == rank[k]:
+                found[k] = order[low]
 
 
 def concatenated(arrays: list[np.ndarray]) -> np.ndarray:
