@@ -1,5 +1,6 @@
 """Dependency order: every step after what it needs, the same each time, and cycles named."""
 
+import numpy as np
 import pytest
 
 from prism_tools.errors import PrismError
@@ -51,6 +52,14 @@ def test_backend_streams_are_queues():
     nodes = [compute(), comm("all_reduce", "w", 4, is_async=True), comm("barrier", "w", is_async=True)]
     order = order_of(build(1, {"w": [0]}, lambda rank: nodes, backend="nccl"))
     assert [order.preds[n].tolist() for n in range(3)] == [[], [0], [1, 0]]
+
+
+def test_an_edge_that_says_what_the_lane_implies_counts_once():
+    graph = build(1, {}, lambda rank: [compute(), compute(), step()])
+    graph.programs[0].edges = np.array([[0, 1], [0, 2], [0, 2], [1, 2]], np.int32)
+    order = order_of(graph)
+    assert [order.preds[n].tolist() for n in range(3)] == [[], [0], [1, 0]]
+    assert order.steps.tolist() == [0, 1, 2]
 
 
 def test_two_ranks_have_a_known_order():
