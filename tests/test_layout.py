@@ -30,6 +30,7 @@ MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"__init__"}
 OWNER = {
     "h5py": {"graph/file.py"},
     "numba": {"graph/compiled.py"},
+    "llvmlite": {"graph/compiled.py"},
     "matplotlib": {"analyze/timeline.py"},
     "submitit": {"launch/submit.py"},
 }

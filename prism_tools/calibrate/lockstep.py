@@ -123,10 +123,15 @@ def ends(matches: Matches, order: Order, lanes: Lanes, gap: np.ndarray, end: np.
     apart = np.unique(gates.arrivals.data[gates.arrivals.offset[gates.together] :])
     kept = np.full(len(begin), -1, np.int64)
     kept[apart] = np.cumsum(width[apart]) - width[apart]
+    place, row = order.programs.first[order.owner] + local, lanes.start[order.owner] + local * width
+    arrives = row.copy()
+    same = np.flatnonzero((np.diff(before.offset)[place] == 1) & (matches.of_node >= 0) & (kept < 0))
+    arrives[same] = row[begin[same] + before.data[before.offset[place[same]]]]  # the end of the only one they wait for
+    steps = order.steps[(order.steps < 0) | (arrives == row)[np.maximum(order.steps, 0)]]
     _lockstep(
-        len(gap), order.steps, begin, order.programs.first[order.owner] + local, before.offset, before.data,
+        len(gap), steps, begin, place, before.offset, before.data,
         matches.of_node, gates.arrivals.offset, gates.arrivals.data, gates.leavers.offset, gates.leavers.data,
-        gates.together, width, lanes.start[order.owner] + local * width, lanes.place, lanes.places, kept,
+        gates.together, width, row, arrives, lanes.place, lanes.places, kept,
         np.empty(int(width[apart].sum()), np.int64), lanes.meetings, gap, end,
     )  # fmt: skip
     return end
@@ -219,11 +224,11 @@ class Lockstep:
 
 @Kernel
 def _lockstep(
-    steps, begin, node, before_at, before, of_node, arrive_at, arrive, leave_at, leave, together, width, row, place,
-    places, kept, arrival, meetings, gap, end,
+    steps, begin, node, before_at, before, of_node, arrive_at, arrive, leave_at, leave, together, width, row, arrives,
+    place, places, kept, arrival, meetings, gap, end,
 ):  # fmt: skip
-    """A node that takes part in a match holds its arrival in ``end`` until it leaves; if it does not leave with all
-    others at once, its arrival is in ``arrival`` too."""
+    """A node that takes part in a match holds its arrival in ``end`` until it leaves, in row ``arrives``; if it does not
+    leave with all others at once, its arrival is in ``arrival`` too."""
     met = np.empty(meetings.max() if len(meetings) else 0, np.int64)
     for step in steps:
         if step >= 0:
@@ -256,7 +261,7 @@ def _lockstep(
         met[: meetings[leaver]] = 0
         for at in range(arrive_at[gate], arrive_at[gate + 1]):
             member = arrive[at]
-            theirs = arrival[kept[member] :] if apart else end[row[member] :]
+            theirs = arrival[kept[member] :] if apart else end[arrives[member] :]
             where = places[place[member] : place[member] + width[member]]
             if not (apart and member == leaver):
                 for lane in range(len(where)):

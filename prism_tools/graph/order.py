@@ -190,8 +190,9 @@ def predecessors(program: Program, lanes: list[str]) -> tuple[np.ndarray, np.nda
 
 def _local_predecessors(program: Program, lanes: list[str]) -> Ragged:
     source, target = predecessors(program, lanes)
-    _, first = np.unique(target * len(program) + source, return_index=True)
-    source, target = source[np.sort(first)], target[np.sort(first)]
+    if len(program.edges):  # one may say again what the lane implies
+        first = np.sort(np.unique(target * len(program) + source, return_index=True)[1])
+        source, target = source[first], target[first]
     order = np.argsort(target, kind="stable")
     offset = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=len(program)))])
     return Ragged(offset.astype(np.int64), source[order])

@@ -54,6 +54,14 @@ def test_backend_streams_are_queues():
     assert [order.preds[n].tolist() for n in range(3)] == [[], [0], [1, 0]]
 
 
+def test_an_edge_that_says_what_the_lane_implies_counts_once():
+    graph = build(1, {}, lambda rank: [compute(), compute(), step()])
+    graph.programs[0].edges = np.array([[0, 1], [0, 2], [0, 2], [1, 2]], np.int32)
+    order = order_of(graph)
+    assert [order.preds[n].tolist() for n in range(3)] == [[], [0], [1, 0]]
+    assert order.steps.tolist() == [0, 1, 2]
+
+
 def test_two_ranks_have_a_known_order():
     graph = build(2, {"w": [0, 1]}, lambda rank: [compute(), comm("barrier", "w"), compute()])
     assert order_of(graph).steps.tolist() == [0, 1, 3, 4, -1, 5, 2]
