@@ -45,8 +45,12 @@ def spreads(graph: Graph) -> dict[int, tuple[float, int]]:
     return found
 
 
-def warn_of_noise(graph: Graph, todo: list[tuple[int, list[int]]], progress: Any) -> None:
-    """Name the slices with a rank whose spread is above NOISY, the worst first, and what the others' is."""
+def warn_of_noise(graph: Graph, todo: list[tuple[int, list[int]]], progress: Any, timed: bool) -> None:
+    """Name the slices with a rank whose spread is above NOISY, the worst first, and what the others' is.
+
+    ``timed``: virtual peers kept solved times, as they must when a slice is measured again.
+    """
+    how = " of the calibrated graph, and --realign that with it" if timed else ""
     known = spreads(graph)
     worst = []  # spread, slice's place in todo, the rank that shows it
     for place, (_, sandbox) in enumerate(todo):
@@ -59,6 +63,6 @@ def warn_of_noise(graph: Graph, todo: list[tuple[int, list[int]]], progress: Any
         number, sandbox = todo[place]
         which = ranks_text(set(sandbox))
         differs = f"rank {rank}'s own time differs by ± {100 * spread:.1f} % between {known[rank][1]} runs{others}"
-        progress.warn(f"slice {number} (ranks {which}) is noisy: {differs}; measure it again with --ranks {which}")
+        progress.warn(f"slice {number} (ranks {which}) is noisy: {differs}; measure it again with --ranks {which}{how}")
     if len(noisy) > SHOWN:
         progress.warn(f"{len(noisy) - SHOWN} more slices are noisy, by less")

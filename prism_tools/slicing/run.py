@@ -69,7 +69,7 @@ def run(graph: Graph, options: argparse.Namespace, todo: Slices, folder: Path | 
         everything = options.index is None and options.ranks is None
         if options.passes > 1 or (before is not None and everything):
             graph, about["passes"] = run_passes(job, todo, kept, graph, before)
-    warn_of_noise(graph, todo, options.progress)
+    warn_of_noise(graph, todo, options.progress, options.passes > 1 or before is not None)
     graph.stage = "sliced"
     graph.environment = {**graph.environment, "slice": about}
     return graph

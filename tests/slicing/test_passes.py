@@ -17,7 +17,7 @@ from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Memory
 from prism_tools.slicing.kept import Kept, Part
 from prism_tools.slicing.measuring import Job
-from prism_tools.slicing.noise import spreads
+from prism_tools.slicing.noise import spreads, warn_of_noise
 from prism_tools.slicing.passes import run_passes
 from tests.graph.builder import add_timing, build, comm, compute, step
 from tests.tools import program, run
@@ -169,6 +169,11 @@ def test_spread_of_own_times():
         rows = [(a, a, a, b) for k, b in enumerate(ends) for a, b in ((ends[k - 1] if k else 0, b), (b, b))]
         add_timing(graph, {0: rows} if repeat else {0: rows, 1: rows})
     assert spreads(graph) == {0: ((16.5 - 10.75) / 2 / 11.5, 4)}
+    told = "rank 0's own time differs by ± 25.0 % between 4 runs; measure it again with --ranks 0-1"
+    for timed, more in ((False, ""), (True, " of the calibrated graph, and --realign that with it")):
+        said = io.StringIO()
+        warn_of_noise(graph, [(3, [0, 1])], Progress("prism-slice", said), timed)
+        assert said.getvalue() == f"prism-slice: warning: slice 3 (ranks 0-1) is noisy: {told}{more}\n"
 
 
 def test_a_noisy_slice_is_named(stages, tmp_path):
