@@ -9,6 +9,8 @@ import numpy as np
 from prism_tools.graph.compiled import Kernel
 from prism_tools.graph.model import Graph
 
+MANY = 100_000  # look-ups, from which on compiled code, that searches each group by itself, is faster
+
 
 class Members:
     """The members of all groups one after the other: ``group`` and ``rank`` (global) of each; ``repeated``: it was in
@@ -25,12 +27,12 @@ class Members:
         self.group = np.repeat(np.arange(len(self.size)), self.size)
         self.slot_start = slots.offset
         self.slot_group = slots.data.astype(np.int64)
-        keys = self.group * graph.world_size + self.rank
+        self._width = graph.world_size
+        keys = self.group * self._width + self.rank
         self._order = np.argsort(keys, kind="stable")
-        keys = keys[self._order]
-        self._sorted = self.rank[self._order]
+        self._keys = keys[self._order]
         self.repeated = np.zeros(len(keys), bool)
-        self.repeated[self._order[1:]] = keys[1:] == keys[:-1]
+        self.repeated[self._order[1:]] = self._keys[1:] == self._keys[:-1]
 
     def place(self, group: np.ndarray, rank: np.ndarray) -> np.ndarray:
         """Group rank of each (group, global rank); -1 where the rank is no member."""
@@ -43,9 +45,17 @@ class Members:
 
     def _find(self, group: np.ndarray, rank: np.ndarray) -> np.ndarray:
         """Index of each (group, global rank) among all members; -1: none."""
+        if not len(self._keys):
+            return np.full(len(group), -1)
+        if len(group) < MANY:
+            wanted = group * self._width + rank
+            at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+            return np.where(self._keys[at] == wanted, self._order[at], -1)
         found = np.full(len(group), -1)
         bounds = np.append(self.start, len(self._order))
-        _look_up(len(group), group, np.broadcast_to(rank, len(group)), bounds, self._sorted, self._order, found)
+        _look_up(
+            len(group), group, np.broadcast_to(rank, len(group)), bounds, self.rank[self._order], self._order, found
+        )
         return found
 
     @cached_property
