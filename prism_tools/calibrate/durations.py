@@ -179,14 +179,17 @@ def _measure(
 
 def _fill_probed(graph: Graph, matches: Matches, entries: Entries, rest: np.ndarray, flat: _Flat) -> np.ndarray:
     """Fill in those of the matches ``rest`` that were measured alone; returns bool[M]: which are left."""
-    keys, key = keys_of(graph, matches, entries)
-    finder, left, chosen = Finder(graph.probes), rest.copy(), rest[entries.match]
+    chosen = np.flatnonzero(rest)
+    keys, of_chosen = keys_of(graph, matches, entries, chosen)
+    key = np.full(len(matches), -1)
+    key[chosen] = of_chosen
+    finder, left = Finder(graph.probes), rest.copy()
     issued = entries.of(graph, [_issued(program) for program in graph.programs]) > 0
-    for number in np.unique(key[rest]).tolist():
-        found = finder.find(keys[number])
+    for number, wanted in enumerate(keys):
+        found = finder.find(wanted)
         if found is None:
             continue
-        mine = np.flatnonzero(chosen & (key[entries.match] == number))
+        mine = np.flatnonzero(key[entries.match] == number)
         members, place = entries.flat[mine], entries.place[mine]
         flat.own[members], flat.spread[members], flat.bias[members] = found.duration, found.spread, found.bias
         flat.tail[members], flat.source[members] = found.tails[place], found.source

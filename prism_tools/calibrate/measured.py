@@ -145,33 +145,22 @@ def _align(timing: Timing, columns: list[np.ndarray]) -> list[np.ndarray]:
 def _stand_ins(graph: Graph, measured: list[bool]) -> tuple[np.ndarray, dict[int, list[int]]]:
     """Measured.stand_in and .alike: for every rank itself, or a measured rank with the same program: one with equal values and
     equal places in its groups if there is one, so that a group of clones stands in for a group."""
-    stand_in = np.arange(graph.world_size)
-    candidates: dict[int, list[int]] = {}
-    for rank in np.flatnonzero(measured).tolist():
-        candidates.setdefault(int(graph.ranks.program[rank]), []).append(rank)
-    unmeasured = np.flatnonzero(~np.array(measured)).tolist()
-    places = {rank: _places(graph, rank) for rank in np.flatnonzero(measured).tolist()} if unmeasured else {}
-    missing = []
-    alike = {}
-    for rank in unmeasured:
-        able = candidates.get(int(graph.ranks.program[rank]))
-        if able is None:
-            missing.append(rank)
+    stand_in, alike, missing = np.arange(graph.world_size), {}, []
+    known, members = np.array(measured, bool), Members(graph)
+    for program in np.unique(graph.ranks.program[~known]).tolist():
+        ours = graph.ranks.program == program
+        able, unmeasured = np.flatnonzero(ours & known), np.flatnonzero(ours & ~known)
+        if not len(able):
+            missing += unmeasured.tolist()
             continue
-        place = _places(graph, rank)
-        likeness = [
-            (graph.ranks.values[other] == graph.ranks.values[rank], np.sum(places[other] == place)) for other in able
-        ]
-        best = max(likeness)
-        alike[rank] = [other for other, like in zip(able, likeness, strict=True) if like == best]
-        stand_in[rank] = alike[rank][0]
+        places = members.places(able)
+        for rank, place in zip(unmeasured.tolist(), members.places(unmeasured), strict=True):
+            same = graph.ranks.values[able] == graph.ranks.values[rank]
+            likeness = same * (places.shape[1] + 1) + (places == place).sum(axis=1)
+            alike[rank] = able[likeness == likeness.max()].tolist()
+            stand_in[rank] = alike[rank][0]
     if missing:
         raise PrismError(
-            f"ranks {ranks_text(missing)} were never measured; run prism-slice for them, or with --cover classes"
+            f"ranks {ranks_text(sorted(missing))} were never measured; run prism-slice for them, or with --cover classes"
         )
     return stand_in, alike
-
-
-def _places(graph: Graph, rank: int) -> np.ndarray:
-    """The rank's group rank in each of its slots."""
-    return np.array([graph.group_rank(int(group), rank) for group in graph.ranks.slots[rank]])

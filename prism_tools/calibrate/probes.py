@@ -42,11 +42,11 @@ class Found:
     source: Source
 
 
-def keys_of(graph: Graph, matches: Matches, entries: Entries) -> tuple[list[Key], np.ndarray]:
-    """The distinct keys of all matches, and which is whose: int64[M]."""
-    first = [entries.column(graph, name)[entries.first] for name in ("dtype", "reduce")]
-    op = np.where(matches.op == Op.RECV, Op.SEND, matches.op).astype(np.int64)
-    columns = np.stack([op, *first, entries.size, entries.bytes(graph, matches)], 1)
+def keys_of(graph: Graph, matches: Matches, entries: Entries, chosen: np.ndarray) -> tuple[list[Key], np.ndarray]:
+    """The distinct keys of the ``chosen`` matches, and which is whose: int64[chosen]."""
+    first = [entries.column(graph, name)[entries.first[chosen]] for name in ("dtype", "reduce")]
+    op = np.where(matches.op == Op.RECV, Op.SEND, matches.op).astype(np.int64)[chosen]
+    columns = np.stack([op, *first, entries.size[chosen], entries.bytes(graph, matches)[chosen]], 1)
     distinct, back = np.unique(columns, axis=0, return_inverse=True)
     return [Key(*row) for row in distinct.tolist()], back.reshape(-1)
 

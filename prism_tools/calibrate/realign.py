@@ -69,7 +69,7 @@ def _anew(
     now, before = flat(source, row), flat(old.durations.source, old.durations.row)
     probed = set(zip(*(_keys(probes)), strict=True)) if probes is not None else set()
     entries = Entries(joined, matches)
-    keys, key = keys_of(joined, matches, entries)
+    keys, key = keys_of(joined, matches, entries, np.arange(len(matches)))
     first = matches.members.data[entries.first]
     kind, known = now[first], before[first]
     found = np.array([tuple(getattr(k, name) for name in PROBED) in probed for k in keys], bool)[key]

@@ -43,6 +43,12 @@ class Members:
         """The group that each rank has in a slot."""
         return self.slot_group[self.slot_start[rank] + slot]
 
+    def places(self, ranks: np.ndarray) -> np.ndarray:
+        """int64[n, slots]: the group rank in each slot of ranks that have equally many."""
+        slots = np.arange(int(np.diff(self.slot_start)[ranks].max(initial=0)))
+        groups = self.in_slot(ranks[:, None], slots)
+        return self.place(groups.reshape(-1), np.repeat(ranks, len(slots))).reshape(groups.shape)
+
     def _find(self, group: np.ndarray, rank: np.ndarray) -> np.ndarray:
         """Index of each (group, global rank) among all members; -1: none."""
         if not len(self._keys):
