@@ -126,7 +126,8 @@ def main(kind: type[Agent] = Agent) -> int:
     host = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or start["host"]
     try:
         sock = socket.create_connection((host, start["port"]), timeout=start["limit"])
-        greet(sock, start["secret"], start["first"] + here.rank, here.node)
+        with contextlib.suppress(ConnectionError):  # the server has ended, as will be seen
+            greet(sock, start["secret"], start["first"] + here.rank, here.node)
     except OSError as error:
         words = f"node {here.node}: {host}: cannot connect: {error.strerror or error}"
         print(f"{start['tool']}: {words}", file=sys.stderr)

@@ -54,12 +54,10 @@ def fold_ring(parts: Tensors, kind: Reduce, factor: float, op: Op) -> torch.Tens
     """As fold, in gloo's order. What does not depend on the order, or gloo cannot add, is folded by rank."""
     first = parts[0]
     if first.is_complex() and kind in (Reduce.SUM, Reduce.AVG):  # torch has gloo add the real numbers in it
+        if kind is Reduce.AVG and op is not Op.ALL_REDUCE:  # there torch divides the complex ones: other bits
+            return fold_ring(parts, Reduce.SUM, factor, op) / len(parts)
         reals = [torch.view_as_real(part).view(-1) for part in parts]
-        divided = (
-            kind if op is Op.ALL_REDUCE else Reduce.SUM
-        )  # which torch divides, otherwise the complex ones: other bits
-        total = torch.view_as_complex(fold_ring(reals, divided, factor, op).view(-1, 2))
-        return total if divided is kind else total / len(parts)
+        return torch.view_as_complex(fold_ring(reals, kind, factor, op).view(-1, 2))
     if first.dtype not in ring.TYPES or kind not in ring.COMBINE or len(parts) == 1:
         return fold(parts, kind, factor)
     if kind is Reduce.PREMUL_SUM:
