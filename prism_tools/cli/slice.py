@@ -8,14 +8,10 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prism_tools.cli import common
 from prism_tools.errors import PrismError
 from prism_tools.launch.program import fix_hash_seed
-
-if TYPE_CHECKING:
-    from prism_tools.graph.model import Graph
 
 DESCRIPTION = """Measure a recorded program slice by slice: a few real ranks at a time, virtual peers around.
 
@@ -95,8 +91,8 @@ def _add_run(subparsers: argparse._SubParsersAction, program: str) -> None:
     help_ = "only slice I of the plan, counted from 0 (default: $SLURM_ARRAY_TASK_ID in an array job)"
     which.add_argument("--index", metavar="I", type=common.natural, help=help_)
     run.add_argument("--repeat", metavar="R", type=common.positive, default=1, help="runs of each slice (default: 1)")
-    help_ = "measure all slices up to N times, from the second on with virtual peers at solved times (default: 1; 2 on GPUs)"
-    run.add_argument("--passes", metavar="N", type=common.positive, help=help_)
+    help_ = "measure all slices up to N times, from the second on with virtual peers at solved times (default: 1)"
+    run.add_argument("--passes", metavar="N", type=common.positive, default=1, help=help_)
     help_ = "slices that run at once, each on cores of its own (default: 1)"
     run.add_argument("--parallel", metavar="P", type=common.positive, default=1, help=help_)
     help_ = "begin anew: forget what an earlier call, stopped before its end, has measured"
@@ -145,10 +141,9 @@ def _run(options: argparse.Namespace) -> None:
         options.index = common.setting(None, "SLURM_ARRAY_TASK_ID", kind=common.natural)
         if options.index is not None:
             options.progress.warn(f"only slice {options.index}, by SLURM_ARRAY_TASK_ID; --index or --ranks name others")
-    if (options.passes or 1) > 1:
+    if options.passes > 1:
         _check_passes(options)
     graph = common.read_graph(options)
-    options.passes = options.passes or _usual_passes(graph, options)
     common.choose_command(graph, options)
     from prism_tools.slicing.run import prepared, run  # after reading: it takes seconds
 
@@ -163,15 +158,9 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    if options.slurm and (options.parallel > 1 or (options.passes or 1) > 1 or options.force):
+    if options.slurm and (options.parallel > 1 or options.passes > 1 or options.force):
         what = "--parallel, --passes and --force are for this machine"
         raise PrismError(f"--slurm: {what}; a calibrated graph makes the next pass", status=2)
-
-
-def _usual_passes(graph: Graph, options: argparse.Namespace) -> int:
-    """On GPUs spans depend on the waits beside them (design §6)."""
-    everything = options.index is None and options.ranks is None and not options.no_probe
-    return 2 if graph.launch.device == "cuda" and everything else 1
 
 
 def _check_passes(options: argparse.Namespace) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from prism_tools.calibrate import calibrate
 from prism_tools.cli.progress import Progress
-from prism_tools.cli.slice import _usual_passes
 from prism_tools.graph import file
 from prism_tools.graph.check import check
 from prism_tools.graph.match import find_matches
@@ -130,23 +129,6 @@ def test_the_first_pass_at_calibrated_times_is_compared_with_them(tmp_path):
     before = calibrate(measured(alone(), 100_050)).timeline
     ns, told, _ = settle(tmp_path, 100_000, [], most=9, before=before)
     assert (ns, told) == (100_000, [{"iteration_ns": 100_000, "moved": 100_000 / 100_050 - 1}])
-
-
-@pytest.mark.parametrize(
-    "device, options, passes",
-    [
-        ("cuda", {}, 2),
-        ("cuda", {"index": 0}, 1),
-        ("cuda", {"no_probe": True}, 1),
-        ("cpu", {}, 1),
-        ("pretend-cuda", {}, 1),
-    ],
-)
-def test_gpus_are_measured_twice_where_that_is_possible(device, options, passes):
-    graph = build(1, {"world": [0]}, lambda rank: [compute()])
-    graph.launch.device = device
-    said = {"index": None, "ranks": None, "no_probe": False, **options}
-    assert _usual_passes(graph, argparse.Namespace(**said)) == passes
 
 
 @pytest.mark.parametrize(
