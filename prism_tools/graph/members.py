@@ -30,7 +30,7 @@ class Members:
         self._width = graph.world_size
         keys = self.group * self._width + self.rank
         self._order = np.argsort(keys, kind="stable")
-        self._keys = keys[self._order]
+        self._keys, self._sorted = keys[self._order], self.rank[self._order]
         self.repeated = np.zeros(len(keys), bool)
         self.repeated[self._order[1:]] = self._keys[1:] == self._keys[:-1]
 
@@ -59,9 +59,7 @@ class Members:
             return np.where(self._keys[at] == wanted, self._order[at], -1)
         found = np.full(len(group), -1)
         bounds = np.append(self.start, len(self._order))
-        _look_up(
-            len(group), group, np.broadcast_to(rank, len(group)), bounds, self.rank[self._order], self._order, found
-        )
+        _look_up(len(group), group, np.broadcast_to(rank, len(group)), bounds, self._sorted, self._order, found)
         return found
 
     @cached_property
