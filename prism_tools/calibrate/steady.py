@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prism_tools.calibrate.recurrence import Recurrence
+from prism_tools.calibrate.solver import among_all
 from prism_tools.graph.classes import classes_of
 from prism_tools.graph.equations import flat, system_of
 from prism_tools.graph.iterations import counted
@@ -66,7 +67,10 @@ def steady_state(graph: Graph, matches: Matches, order: Order, durations: Durati
     total = int(matches.base[-1])
     nodes = [int(variables[k] % total) for k in cycle.variables if variables[k] < 2 * total]  # releases are of no node
     nodes = [node for k, node in enumerate(nodes) if not k or node != nodes[k - 1]]
-    critical = np.array([(matches.rank_of(node), matches.node_of(node)) for node in nodes], np.int64).reshape(-1, 2)
+    met = matches.of_node[nodes]
+    jumps = np.append((met[1:] >= 0) & (met[1:] == met[:-1]), False)[: len(nodes)]
+    way = [(matches.rank_of(node), matches.node_of(node), jump) for node, jump in zip(nodes, jumps, strict=True)]
+    critical = among_all(graph, matches.classes, np.array(way, np.int64).reshape(-1, 3))
     return Steady("", cycle.total, cycle.iterations, since, period, HORIZON, critical)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from prism_tools.calibrate.solver import solve
 from prism_tools.calibrate.steady import steady_state
+from prism_tools.graph.classes import classes_of
 from prism_tools.graph.equations import equations
 from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Durations
@@ -44,6 +45,23 @@ def test_the_slower_rank_s_way_from_barrier_to_barrier():
     assert (found.since, found.period) == (1, 1), (
         "in iteration 0 rank 1 begins together with rank 0, later 1 ns after it"
     )
+
+
+def test_the_cycle_goes_through_ranks_that_share_a_group():
+    """Ranks 0 and 1 do one half, 2 and 3 the other; 0 works with 3 and 1 with 2. The lowest of each half never meet."""
+
+    def iteration(rank):
+        group = "a" if rank in (0, 3) else "b"
+        return [compute(), comm("all_reduce", group, 8), compute(), comm("all_reduce", group, 8), compute(), step()]
+
+    graph = build(4, {"a": [0, 3], "b": [1, 2]}, same(iteration))
+    halves = [[50, 5, 1, 5, 1, 0] * 3, [1, 5, 50, 5, 1, 0] * 3]
+    known = given_durations(halves)
+    known.row = np.array([0, 0, 1, 1], np.int32)
+    matches = find_matches(graph, classes=classes_of(graph, known.row))
+    found = steady(graph, known, matches)
+    assert matches.classes.lowest.tolist() == [0, 2] and found.total_ns == 50 + 5 + 50 + 5 + 1
+    assert {rank for rank, _ in path(found)} in ({0, 3}, {1, 2})
 
 
 def test_a_cycle_through_two_iterations_has_a_fraction_as_its_mean():
