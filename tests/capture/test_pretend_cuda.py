@@ -30,7 +30,7 @@ def test_the_graph_is_of_nccl(bare):
     assert check(graph) == []
     assert graph.launch.device == PRETEND_CUDA
     assert set(graph.groups.backend) == {"nccl"}
-    assert sorted(members.tolist() for members in graph.groups.members[:3]) == [[0, 1], [0, 1, 2, 3], [2, 3]]
+    assert sorted(members.tolist() for members in list(graph.groups.members)[:3]) == [[0, 1], [0, 1, 2, 3], [2, 3]]
     program = graph.program_of(0)
     assert ((program.op == Op.SEND) & (program.kind == Kind.COMM)).sum() == 2
     assert graph.values_of(0).tag[program.op == Op.SEND].tolist() == [0, 0]
