@@ -54,7 +54,7 @@ def settings():
 
 def torchrun(*command, world):
     """What the ranks of a real run print."""
-    for _ in range(3):  # seen once: a rank of DeepSpeed aborted at its end, "terminate called without an active exception"
+    for _ in range(3):  # DeepSpeed once aborted at its end: "terminate called without an active exception"
         child = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), *command],
             env=environment(OMP_NUM_THREADS="1"),
