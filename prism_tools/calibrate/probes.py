@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Key:
-    """What a probe is found by. A send and its receive are one ``SEND`` of two members."""
+    """What a probe measures and is found by: ``bytes`` contributed by each of ``size`` members (graph/model.py, Probes). A send
+    and its receive are one ``SEND`` of two members."""
 
     op: int
     dtype: int

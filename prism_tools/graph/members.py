@@ -44,10 +44,12 @@ class Members:
         return self.slot_group[self.slot_start[rank] + slot]
 
     def places(self, ranks: np.ndarray) -> np.ndarray:
-        """int64[n, slots]: the group rank in each slot of ranks that have equally many."""
-        slots = np.arange(int(np.diff(self.slot_start)[ranks].max(initial=0)))
-        groups = self.in_slot(ranks[:, None], slots)
-        return self.place(groups.reshape(-1), np.repeat(ranks, len(slots))).reshape(groups.shape)
+        """int64[n, most slots of any rank]: the group rank in each slot, -1 where a rank has no such slot."""
+        count = np.diff(self.slot_start)
+        found = np.full((len(ranks), int(count.max(initial=0))), -1)
+        row, slot = np.nonzero(np.arange(found.shape[1]) < count[ranks][:, None])
+        found[row, slot] = self.place(self.in_slot(ranks[row], slot), ranks[row])
+        return found
 
     def _find(self, group: np.ndarray, rank: np.ndarray) -> np.ndarray:
         """Index of each (group, global rank) among all members; -1: none."""

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from prism_tools.calibrate.entries import Entries
+from prism_tools.calibrate.probes import Key, keys_of
 from prism_tools.capture import nodes, ranks
 from prism_tools.capture.nodes import Nodes
 from prism_tools.capture.server import Server
 from prism_tools.graph.match import Matches, find_matches
 from prism_tools.graph.model import Graph, Probes
-from prism_tools.graph.schema import P2P, UNKNOWN, Kind, Op
+from prism_tools.graph.schema import UNKNOWN, Kind
 from prism_tools.launch.slurm import others
 from prism_tools.slicing.plan import slices
 from prism_tools.slicing.probe_program import REPEATS, program
 
 MOST_PROCESSES = 16  # larger groups are measured with this many members, which the report calls a fit
 MOST_SIZES = 12  # distinct sizes of one operation; value-dependent ones have thousands
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """One operation to measure: ``size`` members, ``bytes`` contributed by each (graph/model.py, Probes)."""
-
-    op: int
-    dtype: int
-    reduce: int
-    size: int
-    bytes: int
 
 
 def probe(graph: Graph, options: argparse.Namespace) -> Graph:
@@ -58,7 +48,7 @@ def measure(
     progress.update(f"probing {len(wanted)} operations alone")
     processes = min(MOST_PROCESSES, max(operation.size for operation in wanted))
     plans = [operation for operation in wanted if operation.size <= processes] + [
-        Wanted(o.op, o.dtype, o.reduce, processes, o.bytes) for o in wanted if o.size > processes
+        Key(o.op, o.dtype, o.reduce, processes, o.bytes) for o in wanted if o.size > processes
     ]
     traces = run_processes(processes, partial(program, plans, repeats), places)
     rows = [summary(plan, samples) for plan, samples in zip(plans, split(plans, repeats, traces), strict=True)]
@@ -81,26 +71,17 @@ def measure(
     )
 
 
-def wanted_operations(graph: Graph, matches: Matches, planned: list[list[int]]) -> list[Wanted]:
+def wanted_operations(graph: Graph, matches: Matches, planned: list[list[int]]) -> list[Key]:
     """The distinct operations of groups whose members do not all run in one of the ``planned`` slices."""
     slice_of = -1 - np.arange(graph.world_size)  # those in no slice each count for themselves
     for number, ranks_ in enumerate(planned):
         slice_of[ranks_] = number
-    found: dict[tuple[int, int, int, int], set[int]] = {}
-    for match in range(len(matches)):
-        members = matches.members[match]
-        owners = [matches.rank_of(member) for member in members]
-        if len(set(slice_of[graph.groups.members[int(matches.group[match])]].tolist())) < 2:
-            continue
-        nodes = [matches.node_of(member) for member in members]
-        sent = [int(graph.values_of(rank).bytes[node]) for rank, node in zip(owners, nodes, strict=True)]
-        program_ = graph.program_of(owners[0])
-        op = Op(int(program_.op[nodes[0]]))
-        amount = round(sum(sent) / len(sent)) if op is Op.ALL_TO_ALL else max(sent)
-        op = Op.SEND if op in P2P else op
-        key = (int(op), int(program_.dtype[nodes[0]]), int(program_.reduce[nodes[0]]), len(members))
-        found.setdefault(key, set()).add(amount)
-    return [Wanted(*key, amount) for key, amounts in sorted(found.items()) for amount in thinned(sorted(amounts))]
+    crosses = np.array([len(np.unique(slice_of[members])) > 1 for members in graph.groups.members], bool)
+    chosen = np.flatnonzero(crosses[matches.group])
+    found: dict[tuple[int, int, int, int], list[int]] = {}
+    for key in keys_of(graph, matches, Entries(graph, matches), chosen)[0]:
+        found.setdefault((key.op, key.dtype, key.reduce, key.size), []).append(key.bytes)
+    return [Key(*kind, amount) for kind, amounts in sorted(found.items()) for amount in thinned(sorted(amounts))]
 
 
 def thinned(amounts: list[int]) -> list[int]:
@@ -134,7 +115,7 @@ def run_processes(count: int, body: Callable[[], None], places: Nodes | None) ->
         server.close()
 
 
-def split(plans: list[Wanted], repeats: int, traces: list[dict[str, Any]]) -> list[np.ndarray]:
+def split(plans: list[Key], repeats: int, traces: list[dict[str, Any]]) -> list[np.ndarray]:
     """Per plan int64[2 * repeats, members, 3]: (ready, end, issue cost) of its synchronous and asynchronous calls."""
     streams = []
     for trace in traces:
@@ -152,7 +133,7 @@ def split(plans: list[Wanted], repeats: int, traces: list[dict[str, Any]]) -> li
     return result
 
 
-def summary(plan: Wanted, samples: np.ndarray) -> tuple[int, int, np.ndarray, np.ndarray]:
+def summary(plan: Key, samples: np.ndarray) -> tuple[int, int, np.ndarray, np.ndarray]:
     """Duration and spread (half the interquartile range), tails and issue cost int64[members], ns."""
     together, apart = np.split(samples, 2)
     ready, end = together[:, :, 0], together[:, :, 1]

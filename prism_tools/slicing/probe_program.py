@@ -10,13 +10,13 @@ from prism_tools.graph.schema import DTYPES, Op, Reduce
 if TYPE_CHECKING:
     import torch
 
-    from prism_tools.slicing.probe import Wanted
+    from prism_tools.calibrate.probes import Key
 
 REPEATS = 15
 LATE = 0.005  # seconds by which the last member is late: the others wait by then, and all have been idle as in a job
 
 
-def program(plans: list[Wanted], repeats: int) -> None:
+def program(plans: list[Key], repeats: int) -> None:
     """Run in every probing process, as a torch.distributed program: ``repeats`` synchronous calls of each operation, then
     as many asynchronous ones."""
     import torch.distributed as dist
@@ -39,7 +39,7 @@ def program(plans: list[Wanted], repeats: int) -> None:
     align(store, "probe/end", dist.get_world_size())
 
 
-def late_member(plan: Wanted, repeat: int) -> int:
+def late_member(plan: Key, repeat: int) -> int:
     """Who arrives last: the root where others need it and it does not need them, else each in turn."""
     return 0 if plan.op in (Op.BROADCAST, Op.SCATTER, Op.GATHER) else repeat % plan.size
 
@@ -51,7 +51,7 @@ def align(store: object, key: str, count: int) -> None:
     store.wait([key + "/all"])  # type: ignore[attr-defined]
 
 
-def operation(plan: Wanted, group: object, rank: int):  # noqa: ANN201 - a closure of one argument
+def operation(plan: Key, group: object, rank: int):  # noqa: ANN201 - a closure of one argument
     """A function of ``later`` that performs the operation once; ``later``: asynchronously, returning its Work."""
     import torch
     import torch.distributed as dist

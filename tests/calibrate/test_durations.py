@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism_tools.calibrate.durations import durations
-from prism_tools.calibrate.measured import iteration_spread, middle
+from prism_tools.calibrate.measured import iteration_spread, middle, read_rows
 from prism_tools.calibrate.probes import Finder, Key
 from prism_tools.calibrate.solver import solve
 from prism_tools.errors import PrismError
 from prism_tools.graph.match import find_matches
-from prism_tools.graph.model import Probes
+from prism_tools.graph.model import Probes, Ragged
 from prism_tools.graph.order import dependency_order
 from prism_tools.graph.schema import DTYPES, UNKNOWN, Op, Reduce, Source
 from tests.calibrate.random_graphs import make_eager, random_durations, random_graph
@@ -247,6 +247,18 @@ def test_a_group_that_nobody_measured_is_known_no_better_than_groups_agree():
     got = durations(graph, find_matches(graph))
     assert [int(got.own[row][1]) for row in got.row] == [30, 30, 20, 20, 30, 30]
     assert [int(got.spread[row][1]) for row in got.row] == [0, 0, 0, 0, 5, 5]
+
+
+def test_ranks_of_a_program_may_have_groups_that_it_does_not_use():
+    """Ranks 0 and 1 have one group, rank 3 two: who has none in its second place is like others that have none."""
+    graph = build(4, {"world": [0, 1, 2, 3], "idle": [0, 2]}, lambda rank: [compute(), comm("barrier", "world")])
+    graph.ranks.slots = Ragged.from_rows([[0, 1], [0], [0, 1], [0]], np.int32)
+    add_timing(graph, {0: rows([(0, 10), (10, 20)])})
+    add_timing(graph, {1: rows([(0, 14), (14, 20)])}, 1)
+    assert read_rows(graph).alike == {2: [0, 1], 3: [1]}
+    got = durations(graph, find_matches(graph))
+    assert [int(got.own[row][0]) for row in got.row] == [10, 14, 10, 14]
+    assert [int(got.spread[row][0]) for row in got.row] == [0, 0, 2, 0]
 
 
 def test_ranks_that_nobody_measured_are_named():
