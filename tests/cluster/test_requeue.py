@@ -66,7 +66,7 @@ def test_the_end_of_its_time(slurm, gate):
     gate.arrived(2)
     # The client reads the clock; where the daemon's next second has begun meanwhile, it refuses a time that is past.
     ended = ("scontrol", "update", f"jobid={gate.job('slice-1')}", "endtime=now")
-    until(lambda: slurm.run(*ended, expect=None).returncode == 0)
+    until(lambda: slurm.run(*ended, expect=None).status == 0)
     until(lambda: "JobState=TIMEOUT" in gate.show("slice-1"), limit=60)
     gate.open()
     assert gate.finish(driver) == 1
