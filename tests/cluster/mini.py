@@ -160,10 +160,6 @@ class MiniSlurm:
         daemon.wait()
         self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
 
-    def resume(self, node: str) -> None:
-        """Take a node back that was down."""
-        self.run("scontrol", "update", f"nodename={node}", "state=resume")
-
     def idle(self) -> list[str]:
         """Names of the idle nodes."""
         return self.run("sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%N", expect=None).stdout.split()
