@@ -167,9 +167,7 @@ class MiniSlurm:
         """Wait until all nodes are idle: a job that has ended may still hold some, and the next would get others."""
         until(lambda: self.idle() == self.nodes)
 
-    def run(
-        self, *argv: object, cwd: Path | None = None, expect: int | None = 0, limit: float = LIMIT, **more: str
-    ):
+    def run(self, *argv: object, cwd: Path | None = None, expect: int | None = 0, limit: float = LIMIT, **more: str):
         """Run a client of this Slurm to its end; ``more``: environment variables. Asserts the exit status unless None."""
         done = subprocess.run(
             [str(word) for word in argv],
