@@ -13,7 +13,8 @@ def gate(slurm, tmp_path, stages):
 
 
 def lose_the_node(slurm, gate, part):
-    """Kill the daemon of the node of a part's ranks, and have Slurm notice at once; then the node comes back."""
+    """Kill the daemon of the node of a part's ranks, and have Slurm notice at once; then the node comes back: once its new
+    daemon has registered, see ReturnToService in mini.py."""
     node = gate.node(part)
     slurm.stop_node(node)
     slurm.start_node(node)
@@ -65,7 +66,7 @@ def test_the_end_of_its_time(slurm, gate):
     gate.arrived(2)
     # The client reads the clock; where the daemon's next second has begun meanwhile, it refuses a time that is past.
     ended = ("scontrol", "update", f"jobid={gate.job('slice-1')}", "endtime=now")
-    until(lambda: slurm.run(*ended, expect=None).returncode == 0)
+    until(lambda: slurm.run(*ended, expect=None).status == 0)
     until(lambda: "JobState=TIMEOUT" in gate.show("slice-1"))
     gate.open()
     assert gate.finish(driver) == 1
