@@ -112,15 +112,16 @@ def marked(mark: str) -> list[str]:
     return found
 
 
-def shared_memory() -> set[str]:
-    """Names in /dev/shm that no live process has mapped: other tests may run beside this one."""
-    names, used = set(os.listdir("/dev/shm")), set()
+def left_in_memory(known: set[str]) -> set[str]:
+    """Names in /dev/shm, but for the ``known`` and what a live process has mapped: other tests may run beside this one."""
+    names = set(os.listdir("/dev/shm")) - known
+    mapped: set[str] = set()  # their numbers: a semaphore's name is not that of its making
     for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
         try:
-            used |= set(re.findall(r" /dev/shm/(.+)", maps.read_text(errors="replace")))
+            mapped |= set(re.findall(r" (\d+) +/dev/shm/", maps.read_text(errors="replace")))
         except OSError:
             pass  # ended meanwhile, or not ours
-    return names - used
+    return {entry.name for entry in os.scandir("/dev/shm") if entry.name in names and str(entry.inode()) not in mapped}
 
 
 def left_in(folder: Path) -> list[str]:
@@ -138,7 +139,7 @@ class Bench:
         self.out.mkdir()
         self.spool.mkdir()
         self.mark = uuid.uuid4().hex
-        self.shared = set(os.listdir("/dev/shm"))  # of others
+        self.shared = set(os.listdir("/dev/shm"))
         self.started: list[subprocess.Popen[str]] = []
 
     def variables(self) -> dict[str, str]:
@@ -185,7 +186,7 @@ class Bench:
         until(lambda: not marked(self.mark))
         assert left_in(self.spool) == []
         assert [name for name in os.listdir(self.out) if "tmp" in name or name.startswith(".")] == []
-        until(lambda: shared_memory() <= self.shared)
+        until(lambda: not left_in_memory(self.shared))
 
     def close(self) -> None:
         for child in self.started:
