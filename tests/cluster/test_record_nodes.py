@@ -11,6 +11,10 @@ from tests.same import check_same
 from tests.tools import command, program, said, until
 
 GPT8 = ["--tp", "2", "--pp", "2", "--steps", "2"]
+NOTICE = (
+    "prism-record: warning: rank 0 outside communication in a signal (pause), after halting.py:10 <module>; "
+    "other ranks run meanwhile\n"
+)
 
 
 def record(slurm, folder, world, *words, expect=0):
@@ -61,8 +65,7 @@ def halted(slurm, tmp_path):
 
 
 def test_a_sleeping_rank_is_named_and_an_agent_killed(halted):
-    notice = "prism-record: warning: rank 0 outside communication in a signal (pause), after halting.py:10 <module>"
-    assert halted.salloc.stderr.readline() == f"{notice}; other ranks run meanwhile\n"
+    assert halted.salloc.stderr.readline() == NOTICE
     os.kill(halted.process("capture.agent", "n3"), signal.SIGKILL)
     done = halted.finish()
     lines = [line for line in done.stderr.splitlines() if line.startswith("prism-record")]
@@ -77,7 +80,7 @@ def test_the_coordinator_is_killed(halted):
 def test_the_coordinator_is_asked_to_stop(halted):
     os.kill(halted.process("bin/prism-record"), signal.SIGTERM)
     done = halted.finish()
-    assert (done.status, done.stderr) == (128 + signal.SIGTERM, "")
+    assert done.status == 128 + signal.SIGTERM and done.stderr in ("", NOTICE)  # if it was asked after more than 5 s
 
 
 @pytest.mark.parametrize(("first", "number"), [("b'srun", signal.SIGTERM), ("b'/", signal.SIGINT)])
