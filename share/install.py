@@ -102,8 +102,10 @@ def _make_environment(home: Path, final: Path, torch: str) -> None:
         (packages / "parent.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("-packages")))
     with tempfile.TemporaryDirectory() as folder:  # building leaves files beside the sources
         for name in SOURCES:
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-            copy(ROOT / name, Path(folder) / name)
+            if (ROOT / name).is_dir():  # in whose caches others may be writing
+                shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy2(ROOT / name, Path(folder) / name)
         wanted = [folder] if site else [folder, torch]
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(home / "bin/python")]
         subprocess.run([*pip, "install", "-q", *wanted], check=True)

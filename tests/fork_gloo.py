@@ -9,19 +9,11 @@ import json
 import os
 import runpy
 import signal
-import socket
 import sys
 import traceback
 
 from prism_tools.capture.ranks import PRELOAD
-
-LIMIT = 120  # seconds until a hanging run is given up
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from tests.tools import LIMIT, free_ports  # LIMIT: until a hanging run is given up
 
 
 def become_rank(argv: list[str], rank: int, world: int, port: int, output: str) -> None:
@@ -49,7 +41,7 @@ def become_rank(argv: list[str], rank: int, world: int, port: int, output: str) 
 
 def run(argv: list[str], world: int, output: str) -> list[int]:
     """Exit statuses of the ranks (negative: the signal); all are ended once one has failed."""
-    port = free_port()
+    (port,) = free_ports("127.0.0.1", 1)
     pids: dict[int, int] = {}
     for rank in range(world):
         pid = os.fork()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PROGRAMS = ROOT / "tests" / "programs"
 SUMS = ROOT / "tests" / "faults" / "sums.py"
 GPT = ROOT / "share" / "prism" / "examples" / "gpt.py"
-LIMIT = 150  # seconds for one tool, far more than any needs
+LIMIT = 300  # seconds for one tool, or for what is waited for: far more than any needs, on a busy machine too
 MARK = "PRISM_TEST_RUN"  # environment variable by which the processes of one test are found
 
 
@@ -70,12 +73,29 @@ def run(tool: str, *arguments: object, cwd: Path, expect: int | None = 0, **more
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-def until(condition: Callable[[], object], limit: float = 20.0) -> None:
-    """Return as soon as ``condition()`` holds; fails after ``limit`` seconds."""
-    deadline = time.monotonic() + limit
+def until(condition: Callable[[], object]) -> None:
+    """Return as soon as ``condition()`` holds; fails after LIMIT seconds."""
+    deadline = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)  # between two looks: what is waited for may need this core
+
+
+def free_ports(address: str, count: int) -> list[int]:
+    """Ports that nobody listens at, below those that the kernel gives away: what is started later still finds them free."""
+    sockets: list[socket.socket] = []
+    for port in random.SystemRandom().sample(range(10_000, 32_768), 1000):
+        try:
+            sockets.append(socket.create_server((address, port)))
+        except OSError:  # somebody's
+            continue
+        if len(sockets) == count:
+            break
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    assert len(ports) == count
+    return ports
 
 
 def marked(mark: str) -> list[str]:
@@ -90,6 +110,18 @@ def marked(mark: str) -> list[str]:
             except OSError:
                 pass  # ended meanwhile, or not ours
     return found
+
+
+def left_in_memory(known: set[str]) -> set[str]:
+    """Names in /dev/shm, but for the ``known`` and what a live process has mapped: other tests may run beside this one."""
+    names = set(os.listdir("/dev/shm")) - known
+    mapped: set[str] = set()  # their numbers: a semaphore's name is not that of its making
+    for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
+        try:
+            mapped |= set(re.findall(r" (\d+) +/dev/shm/", maps.read_text(errors="replace")))
+        except OSError:
+            pass  # ended meanwhile, or not ours
+    return {entry.name for entry in os.scandir("/dev/shm") if entry.name in names and str(entry.inode()) not in mapped}
 
 
 def left_in(folder: Path) -> list[str]:
@@ -154,7 +186,7 @@ class Bench:
         until(lambda: not marked(self.mark))
         assert left_in(self.spool) == []
         assert [name for name in os.listdir(self.out) if "tmp" in name or name.startswith(".")] == []
-        until(lambda: set(os.listdir("/dev/shm")) <= self.shared)
+        until(lambda: not left_in_memory(self.shared))
 
     def close(self) -> None:
         for child in self.started:

@@ -64,12 +64,15 @@ class Link:
         self.full.discard(self)
 
     def frames(self) -> Iterator[Frame]:
-        """What has arrived. EOFError when the other end is gone. What is left when the caller stops comes next time."""
+        """What has arrived. EOFError when the other end is gone, with what the system says of it, if it has not just ended. What
+        is left when the caller stops comes next time."""
         while True:
             try:
                 self._fill()
             except BlockingIOError:
                 return
+            except ConnectionResetError:  # the other end is gone, as ever; it had just not read all that was sent
+                raise EOFError from None
             except OSError as error:
                 raise EOFError(error.strerror) from error
             if self._frame is None:

@@ -26,7 +26,7 @@ def test_another_machine_s(ahead):
 
 def test_the_best_of_many_counts():
     """A late answer says little; of all round trips the shortest is taken."""
-    trips = iter([0] * 9 + [1] + [0] * 6)
+    trips = iter([0] * 3 + [1] * 10 + [0] * 3)  # this process may be interrupted in some of them
 
     def ask():
         if not next(trips):

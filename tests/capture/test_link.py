@@ -48,6 +48,19 @@ def test_payloads_are_writable_and_the_end_is_noticed(pair):
         next(frames)
 
 
+def test_an_end_before_all_was_read_is_an_end(pair):
+    """It resets the line: whether an agent that was killed had something to read is chance."""
+    ours, theirs = (Link(sock, set()) for sock in pair)
+    theirs.send(1, 0, b"m")
+    assert select.select([ours.sock], [], [], 60)[0]
+    ours.send(2, 0, b"last")
+    ours.close()
+    frames = theirs.frames()
+    assert bytes(next(frames)[2]) == b"last"
+    with pytest.raises(EOFError, match="^$"):
+        next(frames)
+
+
 @pytest.mark.parametrize(
     ("said", "heard"),
     [

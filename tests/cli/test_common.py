@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism_tools.cli import common
@@ -41,6 +41,7 @@ def test_ranks_refused(text):
 
 
 @given(st.sets(st.integers(0, 10**6), min_size=1, max_size=20))
+@settings(deadline=None)
 def test_ranks_round_trip(ranks):
     assert common.parse_ranks(",".join(map(str, ranks))) == sorted(ranks)
 

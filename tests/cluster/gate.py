@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prism_tools.graph import file
-from tests.tools import SUMS, command, marked, until
+from tests.tools import LIMIT, SUMS, command, marked, until
 
 # A first rank writes that it is there, and reads from a pipe, which waits until somebody has it open for writing.
 GATE = """
@@ -55,7 +55,7 @@ class Gate:
 
     def arrived(self, count: int, attempt: int = 0) -> None:
         """Wait until the first ranks of ``count`` slices stand at the gate, in their attempt number ``attempt``."""
-        until(lambda: len({p.name.split(".")[2] for p in self.folder.glob(f"gate.*.*.{attempt}")}) >= count, limit=60)
+        until(lambda: len({p.name.split(".")[2] for p in self.folder.glob(f"gate.*.*.{attempt}")}) >= count)
 
     def open(self) -> None:
         """Let everybody pass from now on."""
@@ -66,7 +66,7 @@ class Gate:
 
     def finish(self, child: subprocess.Popen[str]) -> int:
         """Exit status; what it said is in ``said``."""
-        _, self.said = child.communicate(timeout=110)
+        _, self.said = child.communicate(timeout=LIMIT)
         return child.returncode
 
     def sliced(self) -> list[int]:

@@ -35,7 +35,7 @@ class Halted:
     @staticmethod
     def _wait(folder):
         gate = os.open(folder / "gate", os.O_RDONLY | os.O_NONBLOCK)  # a tool that has failed opens it never
-        until(lambda: _heard(gate) == b"ready\n", limit=LIMIT)
+        until(lambda: _heard(gate) == b"ready\n")
         os.close(gate)
 
     def running(self, words=""):
@@ -43,11 +43,14 @@ class Halted:
         return [line for line in marked(self.mark) if line.split(maxsplit=1)[1].startswith(OURS) and words in line]
 
     def process(self, words, node=""):
-        """The process with these words, on a node: the oldest, from which ranks are forked."""
-        here = f"SLURMD_NODENAME={node}".encode()
-        pids = [int(line.split()[0]) for line in self.running(words) if "b'srun" not in line]
-        environs = {pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids}
-        return min(pid for pid in pids if not node or here in environs[pid])
+        """The process with these words, on a node: the oldest, from which ranks are forked. Numbers begin anew now and then."""
+        here, begun = f"SLURMD_NODENAME={node}".encode(), []
+        for pid in [int(line.split()[0]) for line in self.running(words) if "b'srun" not in line]:
+            with contextlib.suppress(OSError):  # ended meanwhile
+                if not node or here in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                    begun.append((int(fields[19]), pid))
+        return min(begun)[1]
 
     def finish(self):
         """What the tool said, once nothing of it runs any more, though the allocation is still there."""

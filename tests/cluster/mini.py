@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.apt import install
-from tests.tools import MARK, ROOT, Result, environment, marked, until
+from tests.tools import LIMIT, MARK, ROOT, Result, environment, free_ports, marked, until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 PACKAGES = ("slurm-wlm", "slurm-client", "slurmd", "slurmctld", "munge")
 AHEAD = 1000  # seconds by which the monotonic clock of n2 is ahead of the others', as on another machine
-CLIENT_LIMIT = 60  # seconds: a client whose nodes are down waits for ever
 
 # One machine poses as many: no cgroups, no pinning, every daemon at the host name's own address, where slurmd listens.
 CONF = """
@@ -46,8 +45,9 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 MpiDefault=none
-SlurmdTimeout=10
-SlurmctldTimeout=10
+SlurmdTimeout=60
+SlurmctldTimeout=60
+MessageTimeout=30
 InactiveLimit=0
 MinJobAge=300
 KillWait=5
@@ -138,18 +138,18 @@ class MiniSlurm:
     def __exit__(self, *_: object) -> None:
         if "slurmctld" in self.daemons:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.run("scancel", "-u", "root", expect=None, limit=10)
+                self.run("scancel", "-u", "root", expect=None, limit=60)
         for _, daemon in sorted(self.daemons.items(), reverse=True):  # nodes first, munged last
             daemon.terminate()
             try:
-                daemon.wait(timeout=10)
+                daemon.wait(timeout=30)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        self.reaper.communicate(timeout=20)  # closes its input: steps that outlived their node
+        self.reaper.communicate(timeout=LIMIT)  # closes its input: steps that outlived their node
 
     def start_node(self, node: str) -> None:
-        """Start (again) the daemon of a node."""
+        """Start (again) the daemon of a node, which is no longer down then (ReturnToService)."""
         clock = ["unshare", "--time", f"--monotonic={self.ahead}"] if node == "n2" and self.ahead else []
         self._start(f"slurmd-{node}", "-D", "-N", node, "-f", self.conf, program="slurmd", before=clock)
 
@@ -166,11 +166,9 @@ class MiniSlurm:
 
     def rest(self) -> None:
         """Wait until all nodes are idle: a job that has ended may still hold some, and the next would get others."""
-        until(lambda: self.idle() == self.nodes, limit=30)
+        until(lambda: self.idle() == self.nodes)
 
-    def run(
-        self, *argv: object, cwd: Path | None = None, expect: int | None = 0, limit: float = CLIENT_LIMIT, **more: str
-    ):
+    def run(self, *argv: object, cwd: Path | None = None, expect: int | None = 0, limit: float = LIMIT, **more: str):
         """Run a client of this Slurm to its end; ``more``: environment variables. Asserts the exit status unless None."""
         done = subprocess.run(
             [str(word) for word in argv],
@@ -221,18 +219,10 @@ class MiniSlurm:
         (self.folder / "state").mkdir()
         host = _host()
         address = socket.gethostbyname(host)
-        first, *ports = _free_ports(address, len(self.nodes) + 1)
+        first, *ports = free_ports(address, len(self.nodes) + 1)
         text = CONF.format(host=host, address=address, port=first, folder=self.folder)
         for node, port in zip(self.nodes, ports, strict=True):
             (self.folder / f"spool-{node}").mkdir()
             text += f"NodeName={node} NodeHostname={host} NodeAddr={address} Port={port} "
             text += f"CPUs={self.cpus} RealMemory=2048\n"
         self.conf.write_text(text)
-
-
-def _free_ports(address: str, count: int) -> list[int]:
-    sockets = [socket.create_server((address, 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

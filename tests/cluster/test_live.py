@@ -1,6 +1,5 @@
 """prism-record --live around real launchers: srun over several nodes, mpiexec, and tasks that do not know of each other."""
 
-import socket
 import sys
 
 import pytest
@@ -9,7 +8,7 @@ from prism_tools.graph import file
 from prism_tools.graph.check import check
 from prism_tools.launch.mpi import mpiexec
 from prism_tools.launch.slurm import srun
-from tests.tools import SUMS, command
+from tests.tools import SUMS, command, free_ports
 
 # What job scripts do: the launcher's variables become those that init_process_group reads.
 FROM_SLURM = 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID exec "$@"'
@@ -21,8 +20,8 @@ ALONE = "import torch.distributed as d; d.init_process_group('gloo'); d.barrier(
 
 def rendezvous():
     """Address and port for the ranks: all nodes are this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    (port,) = free_ports("127.0.0.1", 1)
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def live(slurm, folder, launcher, names, program, expect=0):

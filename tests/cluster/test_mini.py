@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.mini import MiniSlurm
-from tests.tools import ROOT, environment, marked, until
+from tests.tools import LIMIT, ROOT, environment, marked, until
 
 
 def test_its_nodes_are_idle_and_run_steps(slurm):
@@ -34,7 +34,7 @@ def test_nothing_is_left_when_it_stops(slurm, tmp_path):
             ["srun", "-N2", "sh", "-c", "echo here; sleep 100"], env=other.variables(), stdout=subprocess.PIPE
         )
         assert step.stdout.readline() == b"here\n" and len(marked(other.mark)) > 6
-    assert step.wait(timeout=20) != 0
+    assert step.wait(timeout=LIMIT) != 0
     assert marked(other.mark) == [] and Path("/etc/hosts").read_bytes() == hosts
     assert slurm.idle() == slurm.nodes, "the first one is not touched"
 
@@ -57,5 +57,5 @@ def test_nothing_is_left_when_its_owner_is_ended(slurm, tmp_path, number):
         mark = owner.stdout.readline().strip()
         assert owner.stdout.readline() == "here\n" and len(marked(mark)) > 6
         owner.send_signal(number)
-        assert owner.wait(timeout=20) == -number
+        assert owner.wait(timeout=LIMIT) == -number
         until(lambda: not marked(mark))

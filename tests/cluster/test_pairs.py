@@ -24,9 +24,7 @@ def gpt(stages):
 
 def on_nodes(slurm, count, tool, *words, folder, expect=0):
     """What a tool says in an allocation of ``count`` nodes, whose number it finds by itself."""
-    return slurm.run(
-        "salloc", "-Q", f"-N{count}", "--exclusive", *command(tool, *words), cwd=folder, expect=expect, limit=LIMIT
-    )
+    return slurm.run("salloc", "-Q", f"-N{count}", "--exclusive", *command(tool, *words), cwd=folder, expect=expect)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -86,7 +84,7 @@ def test_nodes_of_two_kinds(slurm, sums, tmp_path):
     where = ["--nodelist=n1", ":", "--partition=urgent", "--nodelist=n2"]
     words = [*where, script, "-r", "0-1", sums["calibrated"], "-o", "run.h5"]
     job = slurm.run("sbatch", "--parsable", "-o", "log", *words, cwd=tmp_path).stdout.strip()
-    slurm.run("srun", "-Q", f"--dependency=afterany:{job}", "true", limit=LIMIT)
+    slurm.run("srun", "-Q", f"--dependency=afterany:{job}", "true")
     assert (tmp_path / "log").read_text() == "check rank 0 message [3.0, 3.0, 3.0]\n"
     first = int(file.read(tmp_path / "run.h5").replay.timing.host_issue[0][0])
     assert (first > time.monotonic_ns()) == (slurm.ahead > 0)  # n2's clock

@@ -8,15 +8,19 @@ import pytest
 
 from tests.cluster.halted import HALTING, Halted
 from tests.same import check_same
-from tests.tools import LIMIT, command, program, said, until
+from tests.tools import command, program, said, until
 
 GPT8 = ["--tp", "2", "--pp", "2", "--steps", "2"]
+NOTICE = (
+    "prism-record: warning: rank 0 outside communication in a signal (pause), after halting.py:10 <module>; "
+    "other ranks run meanwhile\n"
+)
 
 
 def record(slurm, folder, world, *words, expect=0):
     """Record in an allocation of all nodes, whose number the tool finds by itself."""
     tool = command("record", "-n", world, "-j", 1, "-o", "run.h5", "--", *words)
-    return slurm.run("salloc", "-Q", "-N4", "--exclusive", *tool, cwd=folder, expect=expect, limit=LIMIT)
+    return slurm.run("salloc", "-Q", "-N4", "--exclusive", *tool, cwd=folder, expect=expect)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +39,7 @@ def test_the_table_of_a_deadlock(slurm, bench, tmp_path):
     words = ["-n", 4, "-j", 1, "-o", "run.h5", "--", program("deadlock.py")]
     alone = bench.run("record", *words, expect=1)
     there = record(slurm, tmp_path, 4, program("deadlock.py"), expect=1)
-    first, second = (re.sub(r" +\d+\.\d s +", " T ", done.stderr) for done in (alone, there))
+    first, second = (re.sub(r" +", " ", re.sub(r"\d+\.\d s", "T", done.stderr)) for done in (alone, there))
     assert first == second and "deadlock: no rank can run" in first
 
 
@@ -61,8 +65,7 @@ def halted(slurm, tmp_path):
 
 
 def test_a_sleeping_rank_is_named_and_an_agent_killed(halted):
-    notice = "prism-record: warning: rank 0 outside communication in a signal (pause), after halting.py:10 <module>"
-    assert halted.salloc.stderr.readline() == f"{notice}; other ranks run meanwhile\n"
+    assert halted.salloc.stderr.readline() == NOTICE
     os.kill(halted.process("capture.agent", "n3"), signal.SIGKILL)
     done = halted.finish()
     lines = [line for line in done.stderr.splitlines() if line.startswith("prism-record")]
@@ -77,14 +80,14 @@ def test_the_coordinator_is_killed(halted):
 def test_the_coordinator_is_asked_to_stop(halted):
     os.kill(halted.process("bin/prism-record"), signal.SIGTERM)
     done = halted.finish()
-    assert (done.status, done.stderr) == (128 + signal.SIGTERM, "")
+    assert done.status == 128 + signal.SIGTERM and done.stderr in ("", NOTICE)  # if it was asked after more than 5 s
 
 
 @pytest.mark.parametrize(("first", "number"), [("b'srun", signal.SIGTERM), ("b'/", signal.SIGINT)])
 def test_the_coordinator_is_asked_to_stop_while_agents_start(first, number, slurm, tmp_path):
     """When srun, or the first agent's Python, is there: what has begun ends, without a word of it or of Slurm."""
     starting = Halted(slurm, tmp_path, "record", "-n", 4, "-o", "run.h5", "--", HALTING, ready=False)
-    until(lambda: any(first in line for line in starting.running("capture.agent")), limit=LIMIT)
+    until(lambda: any(first in line for line in starting.running("capture.agent")))
     os.kill(starting.process("bin/prism-record"), number)
     done = starting.finish()
     assert (done.status, done.stderr) == (128 + number, "")

@@ -15,7 +15,7 @@ SECOND = 10**9  # ns
 
 def on_four(slurm, folder, tool, *words):
     """What a tool says in an allocation of all nodes, whose number it finds by itself."""
-    return slurm.run("salloc", "-Q", "-N4", "--exclusive", *command(tool, *words), cwd=folder, limit=LIMIT)
+    return slurm.run("salloc", "-Q", "-N4", "--exclusive", *command(tool, *words), cwd=folder)
 
 
 def test_a_replay(slurm, stages, tmp_path):

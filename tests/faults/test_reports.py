@@ -184,7 +184,7 @@ def test_ranks_that_are_stuck_outside_communication(bench):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("time.sleep(7) if rank == 0 else None\ndist.all_reduce(t)\n", "a sleep (clock_nanosleep)"),
+        ("time.sleep(9) if rank == 0 else None\ndist.all_reduce(t)\n", "a sleep (clock_nanosleep)"),
         (
             "while rank == 0 and not os.path.exists('made'):\n    time.sleep(0.05)\nopen('made', 'w').close()\n"
             "dist.all_reduce(t)\n",

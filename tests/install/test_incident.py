@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from tests.install.tree import bare_environment
-from tests.tools import PROGRAMS, ROOT
+from tests.tools import LIMIT, PROGRAMS, ROOT
 
 EXAMPLE = ROOT / "share/prism/examples/straggler"
 STAGES = ["record", "slice", "calibrate", "replay", "inspect"]
@@ -49,7 +49,7 @@ class Incident:
 
     def make(self, *arguments, expect=0):
         child = self.start(*arguments)
-        text, _ = child.communicate(timeout=200)
+        text, _ = child.communicate(timeout=LIMIT)
         assert child.returncode == expect, text
         return text
 
@@ -110,7 +110,7 @@ def test_an_interrupted_make_leaves_no_half_files(incident, number):
     assert child.stdout.readline().startswith("prism-record -n 4 -o straggler.bare.h5 -- ")
     assert child.stdout.readline() == "ready\n"
     os.killpg(child.pid, number)
-    child.communicate(timeout=60)
+    child.communicate(timeout=LIMIT)
     assert child.returncode != 0
     assert incident.files() == ["Makefile", "straggler.py"]
 

@@ -9,14 +9,14 @@ import pytest
 
 from prism_tools import __version__
 from tests.install.tree import bare_environment, make
-from tests.tools import ROOT
+from tests.tools import LIMIT, ROOT
 
 TOOLS = [f"prism-{tool}" for tool in ("calibrate", "inspect", "record", "replay", "slice")]
 
 
 def call(*words, cwd):
     done = subprocess.run(
-        [*map(str, words)], cwd=cwd, env=bare_environment(), capture_output=True, text=True, timeout=60
+        [*map(str, words)], cwd=cwd, env=bare_environment(), capture_output=True, text=True, timeout=LIMIT
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.tools import ROOT, environment
+from tests.tools import LIMIT, ROOT, environment
 
 
 def bare_environment(**more):
@@ -29,7 +29,7 @@ def make(*arguments, cwd=ROOT, expect=0, **more):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=LIMIT,
     )
     assert done.returncode == expect, done.stdout
     return done.stdout

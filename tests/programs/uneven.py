@@ -1,4 +1,4 @@
-"""Sums over all ranks, for which rank 1 is 100 ms late in each of four steps; uneven.py FILE: 50 ms times the number of its runs
+"""Sums over all ranks, for which rank 1 is 100 ms late in each of four steps; uneven.py FILE: 150 ms times the number of its runs
 with this FILE."""
 
 import os
@@ -13,7 +13,7 @@ late = 0.1 * dist.get_rank()
 if late and len(sys.argv) > 1:
     with open(sys.argv[1], "a") as file:
         file.write("x")
-    late = 0.05 * os.path.getsize(sys.argv[1])
+    late = 0.15 * os.path.getsize(sys.argv[1])
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):

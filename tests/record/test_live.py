@@ -140,6 +140,7 @@ def work(rank, port):
     if rank != 1:
         dist.all_reduce(torch.ones(2), group=half)
     dist.barrier()
+    dist.destroy_process_group()
 if __name__ == "__main__":
     mp.spawn(work, (0,), nprocs=3)
 """

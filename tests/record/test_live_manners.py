@@ -12,6 +12,7 @@ from prism_tools.graph.schema import Kind, Op
 from prism_tools.record.live import read_shards
 from tests.capture.test_lanes import GOLDEN
 from tests.record.test_live import ENVIRONMENT, TORCHRUN, live
+from tests.tools import LIMIT
 
 # Programs end their groups: without that, gloo alone aborts at the exit of one process in thirty.
 HEAD = """
@@ -26,7 +27,7 @@ def alone_and_live(folder, program, *options):
     """Sorted lines that the program prints without and with capture, and the graph's path."""
     (folder / "program.py").write_text(HEAD + program)
     command = [*TORCHRUN, "2", "program.py"]
-    alone = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=folder, timeout=120)
+    alone = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=folder, timeout=LIMIT)
     done, output = live(folder, command, *options)
     assert done.returncode == alone.returncode, done.stderr[-3000:]
     return sorted(alone.stdout.splitlines()), sorted(done.stdout.splitlines()), output
@@ -74,7 +75,7 @@ os._exit(0)
 def test_a_wait_has_its_own_timeout_and_fails_again(tmp_path):
     (tmp_path / "program.py").write_text(HEAD + TIMEOUT)
     command = [*TORCHRUN, "2", "program.py"]
-    alone = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, timeout=120)
+    alone = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, timeout=LIMIT)
     done, _ = live(tmp_path, command)  # no graph: the ranks leave by os._exit
     assert done.stdout == alone.stdout and done.stdout.count("0") == done.stdout.count("1") == 1
     assert "left" in done.stderr and "trace" in done.stderr

@@ -1,17 +1,15 @@
 """Programs that start their ranks with mp.spawn, and processes that are no ranks."""
 
-import socket
 import subprocess
 import sys
 
-from tests.tools import LIMIT, program, said
+from tests.tools import LIMIT, free_ports, program, said
 
 
 def test_ranks_that_the_program_starts_itself(bench):
     """The same program as a plain command on real gloo, and recorded."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        words = [program("spawns.py"), "3", str(free.getsockname()[1])]
+    (port,) = free_ports("127.0.0.1", 1)
+    words = [program("spawns.py"), "3", str(port)]
     alone = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, timeout=LIMIT)
     done = bench.run("record", "-n", 3, "-j", 2, "-o", "run.h5", "--", *words)
     assert done.lines("check") == said(alone.stdout, "check") == [f"check rank {rank} 20.0" for rank in range(3)]

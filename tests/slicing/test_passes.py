@@ -38,7 +38,7 @@ def test_virtual_peers_keep_the_solved_times(twice):
     """Rank 0, which is never late itself, waits for rank 1, which is not there."""
     graph, said = twice
     assert check(graph) == [] and graph.timing.rank.tolist() == [0, 1] and graph.timing.slice.tolist() == [0, 1]
-    assert graph.timing.iteration_ns[0][1:].mean() > 0.5 * LATE  # what one delivery is late the next is early
+    assert np.median(graph.timing.iteration_ns[0][1:]) > 0.5 * LATE  # what one delivery is late the next is early
     one, two = graph.environment["slice"]["passes"]
     assert one["moved"] is None and min(one["iteration_ns"], two["iteration_ns"]) > LATE
     assert two["moved"] == two["iteration_ns"] / one["iteration_ns"] - 1
@@ -57,7 +57,7 @@ def test_a_calibrated_graph_is_sliced_at_its_times(twice, tmp_path):
     part = file.read(tmp_path / "part.h5")
     assert part.timing.rank.tolist() == [0] and part.stage == "sliced"
     assert part.durations is part.timeline is part.steady is None
-    assert part.timing.iteration_ns[0][1:].mean() > 0.5 * LATE
+    assert np.median(part.timing.iteration_ns[0][1:]) > 0.5 * LATE
 
 
 def alone():
@@ -159,7 +159,7 @@ def test_spread_of_own_times():
 
 
 def test_a_noisy_slice_is_named(stages, tmp_path):
-    """Rank 1 takes 50, 100 and 150 ms: half the interquartile range is 25 of 100."""
+    """Rank 1 takes 150, 300 and 450 ms: half the interquartile range is 25 of 100."""
     bare = stages.recorded("uneven.py", world=2)
     argv = ["run", bare.path, "-s", 1, "--repeat", 3, "--no-probe", "-o", "x.h5", "--", program("uneven.py")]
     done = run("slice", *argv, tmp_path / "count", cwd=tmp_path)

@@ -38,7 +38,7 @@ def test_stopped_killed_and_finished(bench, sums):
     call += ["--", program, gate]
 
     child = bench.start(*call)
-    until(lambda: list(bench.out.glob("*.parts")) and parts(bench)[0] == {"slice-0", "slice-1", "slice-3"}, limit=60)
+    until(lambda: list(bench.out.glob("*.parts")) and parts(bench)[0] == {"slice-0", "slice-1", "slice-3"})
     until(gate.with_suffix(".ready").exists)
     child.terminate()
     done = bench.finish(child)
@@ -50,7 +50,7 @@ def test_stopped_killed_and_finished(bench, sums):
 
     gate.with_suffix(".ready").unlink()
     child = bench.start(*call)
-    until(lambda: gate.with_suffix(".ready").exists(), limit=60)
+    until(lambda: gate.with_suffix(".ready").exists())
     assert "the same command is running" in bench.run(*call, expect=1).stderr
     child.kill()
     until(lambda: not marked(bench.mark))
