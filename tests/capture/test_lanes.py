@@ -150,7 +150,7 @@ def test_what_batches_wait_for_is_no_longer_than_they_are():
         log.operation(Op.SEND, at=1000 * k, on=NCCL, end=1000 * k + 900, count=500)
     made = log.made()
     source, target = predecessors(Program(made["columns"], made["edges"]), made["lanes"])
-    joins = np.flatnonzero((made["columns"]["kind"] == Kind.WAIT))
+    joins = np.flatnonzero(made["columns"]["kind"] == Kind.WAIT)
     assert [np.sum(target == join) for join in joins] == [500] * 3, "the lane's order"
     assert [np.sum(source == join) for join in joins] == [500, 500, 0]
     assert len(source) < 2.1 * 2 * 3 * 500
