@@ -91,8 +91,8 @@ def _ran(graph: Graph) -> list[str]:
     if ran is None or not (others := ran != np.arange(graph.world_size)).any():
         return []
     count, world = int(others.sum()), graph.world_size
-    sample = f"{world - count:,} of {world:,} ranks, a sample"
-    return [_line("ran", f"{sample}: {count:,} {'is' if count == 1 else 'are'} taken to do as one of these did: {ranks_text(ran[others])}")]
+    taken = f"{count:,} {'is' if count == 1 else 'are'} taken to do as one of these did: {ranks_text(ran[others])}"
+    return [_line("ran", f"{world - count:,} of {world:,} ranks, a sample: {taken}")]
 
 
 def _iteration_time(graph: Graph) -> list[str]:

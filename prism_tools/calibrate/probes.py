@@ -66,7 +66,8 @@ class Finder:
 
     def find(self, key: Key) -> Found | None:
         """The probe with this key, else what those of equal op and size say of its bytes: a line between the next smaller and
-        the next larger one, or the nearest; the bias is what the difference in bytes, and in processes, may cost. None: no such probe.
+        the next larger one, or the nearest; the bias is what the difference in bytes, and in processes, may cost. None: no
+        such probe.
         """
         if key not in self._known:
             self._known[key] = self._find(key)
