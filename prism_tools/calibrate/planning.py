@@ -12,7 +12,7 @@ import numpy as np
 from prism_tools.calibrate.durations import from_measurements
 from prism_tools.calibrate.schedule import timeline
 from prism_tools.calibrate.selectors import Nodes, Selector, by_slots, told_apart
-from prism_tools.calibrate.steady import steady_state
+from prism_tools.calibrate.steady import borrowed, steady_state
 from prism_tools.errors import PrismError
 from prism_tools.graph.alike import meetings
 from prism_tools.graph.check import refuse_backwards
@@ -48,13 +48,15 @@ class Change:
 class Gain:
     """Iteration time in ns (of a graph without iterations: of the whole run) before and after, and the half-width of the
     difference, NaN where nothing is known of it. ``parts``: of each step its text, what it added, how many nodes it
-    changed and in how many of the ``counted`` iterations some of them are on the critical path, before or after."""
+    changed and in how many of the ``counted`` iterations some of them are on the critical path, before or after. ``lasting``:
+    the cycle times before and after, where the counted iterations are shorter (steady.borrowed)."""
 
     before: int
     after: int
     half: float
     parts: list[tuple[str, int, int, int]]
     counted: int
+    lasting: tuple[float, float] | None = None
 
 
 class Planner:
@@ -99,7 +101,12 @@ class Planner:
         graph = replace(self.graph, stage="calibrated", durations=self.durations, timeline=solved, steady=steady)
         graph.replay = None  # it was one of the graph before
         half = _half(self.graph, self.matches, (known, first), (self.durations, solved))
-        return graph, Gain(_length(first), _length(solved), half, self._parts, len(first.iteration_ns))
+        earlier = self.graph.steady if first is self.graph.timeline else None
+        earlier = earlier or steady_state(self.graph, self.matches, self._order, known)
+        both = [each.total_ns / each.iterations for each in (earlier, steady) if each and not each.problem]
+        worth = len(both) == 2 and (borrowed(first, earlier) or borrowed(solved, steady))
+        lasting = (both[0], both[1]) if worth else None
+        return graph, Gain(_length(first), _length(solved), half, self._parts, len(first.iteration_ns), lasting)
 
 
 def plan(graph: Graph, changes: Sequence[Change], real: Collection[int] = ()) -> tuple[Graph, Gain]:

@@ -14,6 +14,7 @@ from prism_tools.calibrate.planning import Change, Planner, plan
 from prism_tools.calibrate.schedule import timeline
 from prism_tools.calibrate.selectors import parse_selector, told_apart
 from prism_tools.calibrate.solver import solve
+from prism_tools.cli.changes import gain_text
 from prism_tools.errors import PrismError
 from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Durations
@@ -132,6 +133,30 @@ def test_without_iterations_the_whole_run_is_compared():
     _, gain = plan(calibrated(graph, given_durations([[10, 1, 2]])), [change("scale", "0=0.5")])
     assert (gain.before, gain.after, gain.counted, math.isnan(gain.half)) == (13, 7, 0, True)
     assert plan(graph, [change("delay", "0=5")])[1].after == 18, "once, at its beginning"
+
+
+def backlog():
+    """Rank 0 needs 20 ms for what it sends without waiting, rank 1 works on it for 10, but 100 in its first iteration."""
+
+    def nodes(rank):
+        met = comm("recv", "world", 8, peer=0) if rank else comm("send", "world", 8, peer=1, is_async=True)
+        return [compute(), met, compute(), step()] * 3
+
+    ms = 10**6
+    graph = build(2, {"world": [0, 1]}, nodes)
+    graph.durations = given_durations([[20 * ms, 0, 0, 0] * 3, [0, 0, 100 * ms, 0] + [0, 0, 10 * ms, 0] * 2])
+    return graph
+
+
+def test_iterations_that_live_on_a_slow_warm_up_are_told_from_those_that_repeat():
+    """Rank 1 has two inputs waiting when it comes to count: its iterations take 10 ms, those of rank 0 take 20. Ten times as
+    fast it waits for its inputs, and takes (61 − 30) / 2: more. In the long run both take 20."""
+    _, gain = plan(backlog(), [change("scale", "1=0.1")])
+    assert (gain.before, gain.after, gain.lasting) == (15_000_000, 17_750_000, (20_000_000, 20_000_000))
+    text = "  repeated for ever 20.00 → 20.00 ms (+0.00): iterations that count live on a slower warm-up"
+    assert gain_text(gain).splitlines()[2] == text
+    _, gain = plan(example(), [change("scale", "1=0.1")])
+    assert gain.lasting is None and len(gain_text(gain).splitlines()) == 2
 
 
 def test_the_half_width_is_of_what_differs():
