@@ -112,12 +112,12 @@ def gain_text(gain: Gain) -> str:
     for text, ns, nodes, critical in gain.parts:
         where = f", critical in {critical} of {gain.counted} iterations" if gain.counted else ""
         lines.append(f"  {text}: {_signed(ns, decimals)} ({nodes:,} nodes{where})")
-    if gain.lasting:
-        then, now = (f"{ns / 1e6:,.{decimals}f}" for ns in gain.lasting)
+    if gain.lasting is not None:
+        lines.append("  iterations that count also show how slow the warm-up was, which changed too")
+    if gain.lasting and len(gain.lasting) == 2:
+        before, after = (f"{ns / 1e6:,.{decimals}f}" for ns in gain.lasting)
         change = _signed(gain.lasting[1] - gain.lasting[0], decimals)
-        lines.append(
-            f"  repeated for ever {then} → {now} ms ({change}): iterations that count live on a slower warm-up"
-        )
+        lines[-1] += f"; repeated for ever they take {before} → {after} ms ({change})"
     return "\n".join(lines)
 
 
