@@ -110,10 +110,14 @@ def fork(spec: Spec, close: list[socket.socket]) -> tuple[int, socket.socket]:
     sys.stderr.flush()
     parent = os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # what hooks of a fork raise is printed, and lost
-    pid = os.fork()
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid:
         theirs.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid, ours
     try:
         ours.close()

@@ -45,7 +45,8 @@ def merge(parts: Sequence[tuple[str, Graph]]) -> tuple[str, Graph]:
 
 def answered(graph: Graph) -> str:
     """When virtual ranks answered in the slices of ``graph``: AT_ONCE or IN_TIME; "": it does not say."""
-    return str(graph.environment.get("slice", {}).get("answered", ""))
+    about = graph.environment.get("slice")
+    return str(about.get("answered", "")) if isinstance(about, dict) else ""
 
 
 def _check_alike(first: Graph, graph: Graph, first_file: str, file: str) -> None:
