@@ -71,6 +71,7 @@ def _state(graph: Graph) -> list[str]:
         lines.append(_line("devices", "CUDA pretended on CPUs: no times, memory or overlap of a GPU are known"))
     if not graph.complete:
         lines.append(_line("incomplete", "the recording stopped early; only what happened before is here"))
+    lines += _ran(graph)
     if graph.timeline is not None:
         return lines
     nodes = sum(len(graph.program_of(rank)) for rank in range(graph.world_size))
@@ -82,6 +83,16 @@ def _state(graph: Graph) -> list[str]:
         count = f"{len(slices)} slice{'s'[: len(slices) != 1]}"
         lines.append(_line("measured", f"ranks {ranks_text(ranks)} of {graph.world_size} in {count}"))
     return lines
+
+
+def _ran(graph: Graph) -> list[str]:
+    """Of how many ranks it is only taken that they do what others did."""
+    ran = graph.ranks.ran
+    if ran is None or not (others := ran != np.arange(graph.world_size)).any():
+        return []
+    count, world = int(others.sum()), graph.world_size
+    taken = f"{count:,} {'is' if count == 1 else 'are'} taken to do as one of these did: {ranks_text(ran[others])}"
+    return [_line("ran", f"{world - count:,} of {world:,} ranks, a sample: {taken}")]
 
 
 def _iteration_time(graph: Graph) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from prism_tools.calibrate.durations import from_measurements
 from prism_tools.calibrate.schedule import timeline
 from prism_tools.calibrate.selectors import Nodes, Selector, by_slots, told_apart
-from prism_tools.calibrate.steady import steady_state
+from prism_tools.calibrate.steady import borrowed, steady_state
 from prism_tools.errors import PrismError
 from prism_tools.graph.alike import meetings
 from prism_tools.graph.check import refuse_backwards
@@ -48,13 +48,15 @@ class Change:
 class Gain:
     """Iteration time in ns (of a graph without iterations: of the whole run) before and after, and the half-width of the
     difference, NaN where nothing is known of it. ``parts``: of each step its text, what it added, how many nodes it
-    changed and in how many of the ``counted`` iterations some of them are on the critical path, before or after."""
+    changed and in how many of the ``counted`` iterations some of them are on the critical path, before or after.
+    ``lasting``: where these also show how slow the warm-up was: the cycle times before and after, [] if there are none."""
 
     before: int
     after: int
     half: float
     parts: list[tuple[str, int, int, int]]
     counted: int
+    lasting: list[float] | None = None
 
 
 class Planner:
@@ -99,7 +101,21 @@ class Planner:
         graph = replace(self.graph, stage="calibrated", durations=self.durations, timeline=solved, steady=steady)
         graph.replay = None  # it was one of the graph before
         half = _half(self.graph, self.matches, (known, first), (self.durations, solved))
-        return graph, Gain(_length(first), _length(solved), half, self._parts, len(first.iteration_ns))
+        gain = Gain(_length(first), _length(solved), half, self._parts, len(first.iteration_ns))
+        earlier = self.graph.steady if first is self.graph.timeline else None
+        earlier = earlier or steady_state(self.graph, self.matches, self._order, known)
+        if borrowed(first, earlier) or borrowed(solved, steady) or self._odd(gain.after - gain.before):
+            gain.lasting = [s.total_ns / s.iterations for s in (earlier, steady) if s and not s.problem]
+        return graph, gain
+
+    def _odd(self, more: int) -> bool:
+        """Whether iterations that take ``more`` ns do so although nothing takes longer, or less although nothing is shorter."""
+        totals = []
+        for each in (self._first[0], self.durations):
+            row = each.row[self.matches.classes.lowest]
+            totals.append(flat(each.own, row) + flat(each.tail, row))
+        change = totals[1] - totals[0]
+        return more > 0 and not (change > 0).any() or more < 0 and not (change < 0).any()
 
 
 def plan(graph: Graph, changes: Sequence[Change], real: Collection[int] = ()) -> tuple[Graph, Gain]:

@@ -66,7 +66,8 @@ class Finder:
 
     def find(self, key: Key) -> Found | None:
         """The probe with this key, else what those of equal op and size say of its bytes: a line between the next smaller and
-        the next larger one, or the nearest; the bias is what the difference in bytes may cost. None: no such probe.
+        the next larger one, or the nearest; the bias is what the difference in bytes, and in processes, may cost. None: no
+        such probe.
         """
         if key not in self._known:
             self._known[key] = self._find(key)
@@ -93,6 +94,8 @@ class Finder:
         else:  # at worst the time is proportional to the bytes
             small, large = sorted((int(probes.bytes[row]), key.bytes))
             bias = round(duration * (1 - small / large))
+        if probes.processes[row] < key.size:  # at worst it is proportional to the members
+            bias += round(duration * (1 - int(probes.processes[row]) / key.size))
         return Found(duration, probes.tails[row], probes.issue[row], spread, bias, source)
 
     def _between(self, less: int, more: int, size: int) -> tuple[int, int, int]:

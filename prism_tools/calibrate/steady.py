@@ -13,7 +13,7 @@ from prism_tools.graph.classes import classes_of
 from prism_tools.graph.equations import flat, system_of
 from prism_tools.graph.iterations import counted
 from prism_tools.graph.match import find_matches
-from prism_tools.graph.model import Durations, Graph, Program, Ragged, Steady
+from prism_tools.graph.model import Durations, Graph, Program, Ragged, Steady, Timeline
 from prism_tools.graph.names import node_text
 from prism_tools.graph.order import dependency_order
 from prism_tools.graph.schema import UNKNOWN
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 HORIZON = 200  # iterations in which the period is looked for
 INSIDE = 1  # beside 0 and less: how many iterations before this one a source is
 MOST = 5_000_000  # nodes of an iteration of ranks that all differ; more would take minutes
+SURE = 0.01  # of the iteration time: differences that are worth a word
 ALIKE = ("kind", "op", "lane", "slot", "peer", "root")  # columns in which nodes of the same place agree
 
 
@@ -72,6 +73,15 @@ def steady_state(graph: Graph, matches: Matches, order: Order, durations: Durati
     way = [(matches.rank_of(node), matches.node_of(node), jump) for node, jump in zip(nodes, jumps, strict=True)]
     critical = among_all(graph, matches.classes, np.array(way, np.int64).reshape(-1, 3))
     return Steady("", cycle.total, cycle.iterations, since, period, HORIZON, critical)
+
+
+def borrowed(solved: Timeline, steady: Steady | None) -> bool:
+    """Whether the counted iterations are shorter, by more than is in doubt, than one that is repeated for ever: some ranks
+    worked off what others had sent during a slower warm-up. Then what makes the warm-up faster makes them slower."""
+    if steady is None or steady.problem or solved.iteration_time_ns == UNKNOWN:
+        return False
+    doubt = max(solved.interval_ns, SURE * solved.iteration_time_ns)
+    return steady.total_ns / steady.iterations > solved.iteration_time_ns + doubt
 
 
 def _none(problem: str) -> Steady:

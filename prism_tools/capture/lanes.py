@@ -138,11 +138,14 @@ class _Builder:
         opened = self.open.pop(row["thread"])
         lane = self.streams.get(row["stream"]) or self.backend_stream(row["stream"])
         ready = opened.ready if lane is opened.stream else max(opened.ready, lane.end)
-        for source in self.members.get(row["node"], [row["node"]] if row["node"] >= 0 else []):
+        launched = self.members.get(row["node"], [row["node"]] if row["node"] >= 0 else [])
+        for source in launched:
             node = self.add(Kind.COMM, lane.lane, source, opened.issued, ready, ready, at)
             self.made[source] = node
             self.need(node, opened.host, *([] if lane is opened.stream else [opened.span]))
             lane.last, lane.end = node, self.nodes[node][6]
+        if len(launched) > 1:  # a batch is over, and its event there, when all of it is
+            lane.last = self.add(Kind.WAIT, lane.lane, -1, opened.issued, lane.end, lane.end, lane.end)
         for event, stream in opened.events:
             self.event[event] = lane.last if stream == row["stream"] else opened.span
         self.resumed = max(self.resumed, row["after"])

@@ -36,6 +36,7 @@ PRELOAD = (
     "torch.optim",
 )
 PR_SET_PDEATHSIG = 1
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 OURS, SILENT = -1, -2  # of Spec.output
 
 
@@ -108,7 +109,13 @@ def fork(spec: Spec, close: list[socket.socket]) -> tuple[int, socket.socket]:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    pid = os.fork()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # what hooks of a fork raise is printed, and lost
+    pid = -1
+    try:
+        pid = os.fork()
+    finally:
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid:
         theirs.close()
         return pid, ours
@@ -116,21 +123,21 @@ def fork(spec: Spec, close: list[socket.socket]) -> tuple[int, socket.socket]:
         ours.close()
         for sock in close:
             sock.close()
-        _become_rank(spec, theirs, parent)
+        _become_rank(spec, theirs, parent, before)
     except Exception:
         traceback.print_exc()
     finally:
         os._exit(70)  # not reached: a rank ends inside _become_rank
 
 
-def _become_rank(spec: Spec, sock: socket.socket, parent: int) -> None:
+def _become_rank(spec: Spec, sock: socket.socket, parent: int, unblocked: set[int | signal.Signals]) -> None:
     os.setpgid(0, 0)  # Ctrl-C reaches the tool, which ends its ranks
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in STOPS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     gc.enable()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

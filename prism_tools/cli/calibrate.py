@@ -69,6 +69,8 @@ def _calibrate(options: argparse.Namespace) -> None:
             f"ranks {missing} were never measured, others of their programs stand in for them; {remedy}"
         )
     _warn_of_emulated(graph, options)
+    if not gains:
+        _warn_of_borrowed(graph, options)
     common.write_graph(graph, options)
     for gain in gains:
         print(changes.gain_text(gain), file=sys.stderr)
@@ -87,6 +89,17 @@ def _warn_of_emulated(graph: Graph, options: argparse.Namespace) -> None:
     share = 100 * shares.by_source[Source.EMULATED] / max(shares.total, 1)
     what = f"operations that no slice and no probe measured ({share:.1f} % of the critical path) took what our data plane took"
     options.progress.warn(f"{what}; run prism-slice probe")
+
+
+def _warn_of_borrowed(graph: Graph, options: argparse.Namespace) -> None:
+    from prism_tools.analyze.text import milliseconds
+    from prism_tools.calibrate.steady import borrowed
+
+    timeline, steady = graph.timeline, graph.steady
+    if timeline is not None and steady is not None and borrowed(timeline, steady):
+        lasting, shown = (milliseconds(ns) for ns in (steady.total_ns / steady.iterations, timeline.iteration_time_ns))
+        what = f"an iteration that is repeated for ever takes {lasting} ms, those that count {shown}"
+        options.progress.warn(f"{what}: they live on a slower warm-up; record more iterations, with more --warmup")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

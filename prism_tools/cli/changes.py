@@ -112,8 +112,14 @@ def gain_text(gain: Gain) -> str:
     for text, ns, nodes, critical in gain.parts:
         where = f", critical in {critical} of {gain.counted} iterations" if gain.counted else ""
         lines.append(f"  {text}: {_signed(ns, decimals)} ({nodes:,} nodes{where})")
+    if gain.lasting is not None:
+        lines.append("  iterations that count also show how slow the warm-up was")
+    if gain.lasting and len(gain.lasting) == 2:
+        before, after = (f"{ns / 1e6:,.{decimals}f}" for ns in gain.lasting)
+        change = _signed(gain.lasting[1] - gain.lasting[0], decimals)
+        lines[-1] += f"; repeated for ever they take {before} → {after} ms ({change})"
     return "\n".join(lines)
 
 
-def _signed(ns: int, decimals: int) -> str:
+def _signed(ns: float, decimals: int) -> str:
     return f"{ns / 1e6:+,.{decimals}f}".replace("-", "−")

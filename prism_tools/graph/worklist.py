@@ -170,7 +170,7 @@ def _freed(node, base, near, first, before_at, before, after_at, after, end, top
     start, shift = base[rank], first[rank]
     for at in range(after_at[shift + node - start], after_at[shift + node - start + 1]):
         place, time = shift + after[at], 0
-        for source in range(before_at[place], before_at[place + 1]):
+        for source in range(before_at[place + 1] - 1, before_at[place] - 1, -1):  # what is missing is mostly the last
             if end[start + before[source]] == NEVER:
                 time = NEVER
                 break

@@ -16,12 +16,14 @@ from prism_tools.graph.tree import to_tree
 
 STRUCTURE = ("world_size", "groups", "programs", "values", "ranks", "lanes", "strings")
 PROBED = ("op", "dtype", "reduce", "size", "bytes")  # what a probe is of
+AT_ONCE, IN_TIME = "at once", "at solved times"  # when virtual ranks answered those of a slice
 
 
 def merge(parts: Sequence[tuple[str, Graph]]) -> tuple[str, Graph]:
     """The graph of all slices of ``parts`` (file, sliced graph), and the file whose place its payload path counts from.
 
-    The same in whatever order the parts come. PrismError: a part that is not sliced, of another program, or there twice.
+    The same in whatever order the parts come. PrismError: a part that is not sliced, of another program, there twice, or
+    whose virtual ranks did not answer as those of the others.
     """
     for file, graph in parts:
         if graph.stage != "sliced" or graph.timing is None or not len(graph.timing.rank):
@@ -32,12 +34,28 @@ def merge(parts: Sequence[tuple[str, Graph]]) -> tuple[str, Graph]:
     owner = _owners(first_file, first)
     for file, graph in rest:
         check_same(bare, to_tree(graph), first_file, file)
+        _check_alike(first, graph, first_file, file)
         mine = _owners(file, graph)
         for run in mine.keys() & owner.keys():
             raise PrismError(f"{file}: holds a run of rank {run[0]} that {owner[run]} holds too; give each part once")
         owner |= mine
         _add(first, graph, shared)
     return first_file, first
+
+
+def answered(graph: Graph) -> str:
+    """When virtual ranks answered in the slices of ``graph``: AT_ONCE or IN_TIME; "": it does not say."""
+    about = graph.environment.get("slice")
+    return str(about.get("answered", "")) if isinstance(about, dict) else ""
+
+
+def _check_alike(first: Graph, graph: Graph, first_file: str, file: str) -> None:
+    """Spans depend on the waits beside them: those of slices that did not wait are not those of slices that did."""
+    here, there = answered(graph), answered(first)
+    if here and there and here != there:
+        raise PrismError(
+            f"{file}: its virtual ranks answered {here}, those of {first_file} {there}; merge slices of one graph and pass"
+        )
 
 
 def _first_run(graph: Graph) -> tuple[int, bytes]:

@@ -53,6 +53,10 @@ def measure(
     traces = run_processes(processes, partial(program, plans, repeats), places)
     rows = [summary(plan, samples) for plan, samples in zip(plans, split(plans, repeats, traces), strict=True)]
     larger = [operation for operation in wanted if operation.size > processes]
+    if larger:
+        which = ", ".join(f"{size:,}" for size in sorted({operation.size for operation in larger}))
+        what = "how long their operations take, and which members leave late, is by analogy (a fit)"
+        progress.warn(f"groups of {which} ranks are probed by {processes} processes: {what}")
     columns = list(zip(*rows, strict=True))
     sizes = [plan.size for plan in plans[: len(plans) - len(larger)]] + [o.size for o in larger]
     tails, issue = ([np.resize(row[k], count) for row, count in zip(rows, sizes, strict=True)] for k in (2, 3))

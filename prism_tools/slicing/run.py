@@ -17,6 +17,7 @@ from prism_tools.launch.slurm import Place, others
 from prism_tools.slicing import parallel
 from prism_tools.slicing.kept import Kept
 from prism_tools.slicing.measuring import Job, Slices, one_pass
+from prism_tools.slicing.merge import AT_ONCE, IN_TIME, answered
 from prism_tools.slicing.noise import warn_of_noise
 from prism_tools.slicing.passes import run_passes
 from prism_tools.slicing.plan import chosen, partial_nodes_text, slices
@@ -27,6 +28,9 @@ def prepared(graph: Graph, options: argparse.Namespace) -> Slices:
     """The slices that the options ask for. PrismError: they cannot be run."""
     check_hash_seed(graph)
     check_ranks(graph, options.ranks or [], options.file)
+    if graph.timing is not None and graph.durations is None and answered(graph) == IN_TIME and options.passes == 1:
+        what = f"virtual ranks answered {IN_TIME} in its slices, and would answer {AT_ONCE} in more of them"
+        raise PrismError(f"{options.file}: {what}; slice the calibrated graph, or the bare one")
     todo = chosen(graph, options)
     if _place(options, todo) is None:
         parallel.check_cores(options.parallel, max(len(sandbox) for _, sandbox in todo))
@@ -57,7 +61,12 @@ def run(graph: Graph, options: argparse.Namespace, todo: Slices, folder: Path | 
         base.timing = None
     payloads = open_payloads(graph, options.file)
     kept = Kept(base, folder, options)
-    about: dict[str, Any] = {**provenance.environment(), "cover": options.cover}
+    in_time = durations is not None or options.passes > 1
+    about: dict[str, Any] = {
+        **provenance.environment(),
+        "cover": options.cover,
+        "answered": IN_TIME if in_time else AT_ONCE,
+    }
     with nodes.ready(options.tool, _place(options, todo)) as places:
         job = Job(base, find_matches(base), payloads, options, durations, places)
         graph = one_pass(job, todo, kept)

@@ -47,6 +47,21 @@ def test_pretended_devices_are_told():
     assert summary(graph).splitlines()[1] == line
 
 
+def test_ranks_that_did_not_run_are_told():
+    graph = build(32, {"w": list(range(32))}, lambda rank: [compute(), comm("barrier", "w"), step()])
+    graph.ranks.ran = np.where(np.arange(32) == 5, 5, np.arange(32) % 4).astype(np.int32)
+    line = "ran                 5 of 32 ranks, a sample: 27 are taken to do as one of these did: 0-3"
+    assert summary(graph).splitlines()[1] == line
+    graph.ranks.ran = np.arange(32, dtype=np.int32)
+    assert "sample" not in summary(graph)
+    every = replayed()
+    every.ranks.ran = np.zeros(2, np.int32)
+    assert (
+        summary(every).splitlines()[1]
+        == "ran                 1 of 2 ranks, a sample: 1 is taken to do as one of these did: 0"
+    )
+
+
 def test_balanced_ranks_have_no_slowest_member():
     text = summary(calibrated(late=0))
     assert "slowest" not in text and "waiting" not in text

@@ -137,6 +137,7 @@ def test_fewer_processes_than_members_are_a_fit():
     graph.probes = made
     got = durations(graph, find_matches(graph))
     assert [Source(s).name for s in got.source[0]] == ["REAL", "REAL", "REAL", "FIT", "REAL", "REAL"]
+    assert (got.own[0][3], got.spread[0][3], got.bias[0][3]) == (100, 3, 50), "four may take twice as long as two"
 
 
 def test_a_pairs_tails_are_the_senders_and_the_receivers():

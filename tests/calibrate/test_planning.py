@@ -14,6 +14,7 @@ from prism_tools.calibrate.planning import Change, Planner, plan
 from prism_tools.calibrate.schedule import timeline
 from prism_tools.calibrate.selectors import parse_selector, told_apart
 from prism_tools.calibrate.solver import solve
+from prism_tools.cli.changes import gain_text
 from prism_tools.errors import PrismError
 from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Durations
@@ -132,6 +133,52 @@ def test_without_iterations_the_whole_run_is_compared():
     _, gain = plan(calibrated(graph, given_durations([[10, 1, 2]])), [change("scale", "0=0.5")])
     assert (gain.before, gain.after, gain.counted, math.isnan(gain.half)) == (13, 7, 0, True)
     assert plan(graph, [change("delay", "0=5")])[1].after == 18, "once, at its beginning"
+
+
+def backlog(first=100, then=10):
+    """Rank 0 needs 20 ms for what it sends without waiting; rank 1 works on it for ``then``, in its first iteration for
+    ``first``."""
+
+    def nodes(rank):
+        met = comm("recv", "world", 8, peer=0) if rank else comm("send", "world", 8, peer=1, is_async=True)
+        return [compute(), met, compute(), step()] * 3
+
+    graph = build(2, {"world": [0, 1]}, nodes)
+    rows = [[20, 0, 0, 0] * 3, [0, 0, first, 0] + [0, 0, then, 0] * 2]
+    graph.durations = given_durations([[round(ms * 10**6) for ms in row] for row in rows])
+    return graph
+
+
+def test_iterations_that_show_how_slow_the_warm_up_was_are_told_from_those_that_repeat():
+    """Rank 1 has two inputs waiting when it comes to count: its iterations take 10 ms, those of rank 0 take 20. Ten times as
+    fast it waits for its inputs, and takes (61 − 30) / 2: more. In the long run both take 20."""
+    _, gain = plan(backlog(), [change("scale", "1=0.1")])
+    assert (gain.before, gain.after, gain.lasting) == (15_000_000, 17_750_000, [20_000_000, 20_000_000])
+    text = "  iterations that count also show how slow the warm-up was"
+    assert gain_text(gain).splitlines()[2] == f"{text}; repeated for ever they take 20.00 → 20.00 ms (+0.00)"
+    _, gain = plan(example(), [change("scale", "1=0.1")])
+    assert gain.lasting is None and len(gain_text(gain).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "first, how, amount, before, after, odd",
+    [
+        (23, "scale", 0.9, 19.95, 19.95, False),
+        (
+            23,
+            "scale",
+            0.5,
+            19.95,
+            22.1,
+            True,
+        ),  # begins to count at 31.5 instead of 43, and ends at 79.9 instead of 82.8
+        (11.5, "scale", 2, 22.1, 19.95, True),
+        (11.5, "delay", 11_500_000, 22.1, 19.95, True),
+    ],
+)
+def test_a_faster_warm_up_is_no_loss_and_a_slower_one_no_gain(first, how, amount, before, after, odd):
+    _, gain = plan(backlog(first, 19.9), [change(how, f"1 kind=compute iteration=0 at=train.py:9={amount}")])
+    assert (gain.before / 1e6, gain.after / 1e6, gain.lasting) == (before, after, [20e6, 20e6] if odd else None)
 
 
 def test_the_half_width_is_of_what_differs():

@@ -14,6 +14,8 @@ from prism_tools.gpu import stamp
 from prism_tools.graph.check import check
 from prism_tools.graph.iterations import counted, iteration_times
 from prism_tools.graph.match import find_matches
+from prism_tools.graph.model import Program
+from prism_tools.graph.order import predecessors
 from prism_tools.graph.schema import Kind, Op
 from prism_tools.record.live import live_graph, read_shards
 
@@ -51,12 +53,15 @@ class Log:
         self.tracer.mark(Op.OPTIMIZER_STEP)
         self.row(stamp.MARK, at=at, node=self.tracer.count - 1)
 
-    def nodes(self):
-        """[(lane, kind, op, ready, end, [what it needs])]"""
+    def made(self):
         trace = self.tracer.export(0, [(0, 1)])
         trace["times"][:] = 0
         rows = np.array(self.rows, stamp.ROW)
-        made = with_lanes({**trace, "rows": rows, "stamps": np.array(self.stamps, np.int64), "first_operation": 0})
+        return with_lanes({**trace, "rows": rows, "stamps": np.array(self.stamps, np.int64), "first_operation": 0})
+
+    def nodes(self):
+        """[(lane, kind, op, ready, end, [what it needs])]"""
+        made = self.made()
         needs = [sorted(int(s) for s, t in made["edges"] if t == node) for node in range(len(made["times"]))]
         columns = made["columns"]
         return [
@@ -124,12 +129,31 @@ def test_a_stream_is_nowhere_before_the_host_sent_it_there():
     assert log.nodes()[1][4] == 100
 
 
-def test_a_batch_is_one_launch():
+def test_a_batch_is_one_launch_which_is_over_when_all_of_it_is():
     log = Log()
-    log.operation(Op.SEND, at=1000, on=NCCL, end=5000, count=2)
+    log.operation(Op.RECV, at=1000, on=NCCL, end=5000, event=7, count=2)
+    log.row(stamp.WAIT, MAIN, 7, at=3000)
     log.operation(Op.SEND, at=5500, on=NCCL, end=7000)
-    batch = [node for node in log.nodes() if node[1] == "COMM"]
-    assert [node[3:] for node in batch] == [(1000, 5000, [0, 1]), (1000, 5000, [0, 1]), (5500, 7000, [4, 5])]
+    nodes = log.nodes()
+    assert nodes[2:5] == [
+        ("nccl 0", "COMM", "RECV", 1000, 5000, [0, 1]),
+        ("nccl 0", "COMM", "RECV", 1000, 5000, [0, 1]),
+        ("nccl 0", "WAIT", "NONE", 5000, 5000, []),
+    ]
+    assert nodes[7] == ("stream 0", "WAIT", "NONE", 5000, 5000, [4, 5]), "its event is that of the batch"
+    assert nodes[10][3:] == (5500, 7000, [8, 9])
+
+
+def test_what_batches_wait_for_is_no_longer_than_they_are():
+    log = Log()
+    for k in range(3):
+        log.operation(Op.SEND, at=1000 * k, on=NCCL, end=1000 * k + 900, count=500)
+    made = log.made()
+    source, target = predecessors(Program(made["columns"], made["edges"]), made["lanes"])
+    joins = np.flatnonzero(made["columns"]["kind"] == Kind.WAIT)
+    assert [np.sum(target == join) for join in joins] == [500] * 3, "the lane's order"
+    assert [np.sum(source == join) for join in joins] == [500, 500, 0]
+    assert len(source) < 2.1 * 2 * 3 * 500
 
 
 def test_a_host_that_blocks_ends_when_the_stream_does():

@@ -6,6 +6,7 @@ import pytest
 from prism_tools.graph import file
 from tests import tools
 from tests.bench import clusters
+from tests.calibrate.test_planning import backlog
 from tests.graph.builder import add_timing, build, comm, compute, step
 
 
@@ -93,3 +94,11 @@ def test_durations_without_measurements_are_solved(tmp_path):
     assert solved.stage == "calibrated" and solved.timeline.iteration_time_ns > 0
     done = tools.run("calibrate", "in.h5", "--scale", "0-1=1", "-o", "planned.h5", cwd=tmp_path)
     assert "(+0.0" in done.stderr.splitlines()[0]
+
+
+def test_iterations_that_live_on_a_slow_warm_up_are_warned_of(tmp_path):
+    file.write(backlog(), tmp_path / "a.h5")
+    what = "an iteration that is repeated for ever takes 20.00 ms, those that count 15.00"
+    done = tools.run("calibrate", "a.h5", "-o", "b.h5", cwd=tmp_path)
+    remedy = "they live on a slower warm-up; record more iterations, with more --warmup"
+    assert done.stderr == f"prism-calibrate: warning: {what}: {remedy}\n"

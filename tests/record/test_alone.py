@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from prism_tools.analyze.summary import summary
 from prism_tools.emulate.sandbox import open_payloads
 from prism_tools.graph import file
 from prism_tools.graph.check import check
@@ -218,6 +219,8 @@ def test_replicas_of_gpt(stages):
     assert 4 < ran <= 4 + 1 + 1 + 3  # groups; the last rank, which showed that not all do the same; compared
     assert {len(one.programs), len(two.programs)} == {2}
     ranks = two.ranks.ran
+    assert f"{ran} of 32 ranks, a sample: {32 - ran} are taken to do as one of these did: " in summary(two)
+    assert "a sample" not in summary(one)
     assert one.ranks.ran is None and len(set(ranks.tolist())) == ran and (ranks[ranks] == ranks).all()
     payloads, skipped = open_payloads(two, str(alone.path)), int(np.flatnonzero(ranks != np.arange(32))[0])
     nodes = [node for rank, node in payloads.known if rank == ranks[skipped]]

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import itertools
 import re
 from dataclasses import replace
 
@@ -58,6 +59,20 @@ def test_a_calibrated_graph_is_sliced_at_its_times(twice, tmp_path):
     assert part.timing.rank.tolist() == [0] and part.stage == "sliced"
     assert part.durations is part.timeline is part.steady is None
     assert np.median(part.timing.iteration_ns[0][1:]) > 0.5 * LATE
+
+
+def test_slices_that_did_not_wait_are_not_joined_with_those_that_did(twice, stages, tmp_path):
+    bare = stages.recorded("uneven.py", world=2)
+    run("slice", "run", bare.path, "-s", 1, "--index", 1, "--no-probe", "-o", "at-once.h5", cwd=tmp_path)
+    file.write(twice[0], tmp_path / "in-time.h5")
+    for names in itertools.permutations(("at-once.h5", "in-time.h5")):
+        done = run("slice", "merge", *names, "-o", "merged.h5", cwd=tmp_path, expect=1)
+        what = "its virtual ranks answered at once, those of in-time.h5 at solved times"
+        assert done.stderr == f"prism-slice: at-once.h5: {what}; merge slices of one graph and pass\n"
+    done = run("slice", "in-time.h5", "-s", 1, "--ranks", 1, "-o", "more.h5", cwd=tmp_path, expect=1)
+    what = "virtual ranks answered at solved times in its slices, and would answer at once in more of them"
+    assert done.stderr == f"prism-slice: in-time.h5: {what}; slice the calibrated graph, or the bare one\n"
+    assert sorted(path.name for path in tmp_path.glob("m*")) == []
 
 
 def alone():
