@@ -56,7 +56,9 @@ def _calibrate(options: argparse.Namespace) -> None:
     gains = []
     if options.realign:
         name = "standard input" if options.realign == "-" else options.realign
-        graph, gain = realign(graph, file.read(options.realign), name)
+        new = file.read(options.realign)
+        _warn_of_answers(graph, new, name, options)
+        graph, gain = realign(graph, new, name)
         gains.append(gain)
     if options.changes:
         graph, gain = plan(graph, options.changes)
@@ -74,6 +76,15 @@ def _calibrate(options: argparse.Namespace) -> None:
     common.write_graph(graph, options)
     for gain in gains:
         print(changes.gain_text(gain), file=sys.stderr)
+
+
+def _warn_of_answers(graph: Graph, new: Graph, name: str, options: argparse.Namespace) -> None:
+    from prism_tools.graph.provenance import answered
+
+    here, there = answered(new), answered(graph)
+    if here and there and here != there:
+        what = f"its virtual ranks answered {here}, those of the calibrated graph's slices {there}"
+        options.progress.warn(f"{name}: {what}: some of what is new may be due to that")
 
 
 def _warn_of_emulated(graph: Graph, options: argparse.Namespace) -> None:

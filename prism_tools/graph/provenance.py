@@ -14,6 +14,7 @@ from prism_tools import __version__
 from prism_tools.graph.model import Graph
 
 PACKAGES = ("torch", "numpy")
+AT_ONCE, IN_TIME = "at once", "at solved times"  # when virtual ranks answered the real ones of a slice
 
 
 def append(graph: Graph, tool: str, argv: Sequence[str]) -> None:
@@ -36,6 +37,12 @@ def environment() -> dict[str, str]:
     if job := os.environ.get("SLURM_JOB_ID"):
         found["SLURM_JOB_ID"] = job
     return found
+
+
+def answered(graph: Graph) -> str:
+    """When virtual ranks answered in the slices of ``graph``: AT_ONCE or IN_TIME; "": it does not say."""
+    about = graph.environment.get("slice")
+    return str(about.get("answered", "")) if isinstance(about, dict) else ""
 
 
 def _id(tool: str, number: int) -> str:

@@ -16,7 +16,6 @@ from prism_tools.graph.tree import to_tree
 
 STRUCTURE = ("world_size", "groups", "programs", "values", "ranks", "lanes", "strings")
 PROBED = ("op", "dtype", "reduce", "size", "bytes")  # what a probe is of
-AT_ONCE, IN_TIME = "at once", "at solved times"  # when virtual ranks answered those of a slice
 
 
 def merge(parts: Sequence[tuple[str, Graph]]) -> tuple[str, Graph]:
@@ -43,15 +42,9 @@ def merge(parts: Sequence[tuple[str, Graph]]) -> tuple[str, Graph]:
     return first_file, first
 
 
-def answered(graph: Graph) -> str:
-    """When virtual ranks answered in the slices of ``graph``: AT_ONCE or IN_TIME; "": it does not say."""
-    about = graph.environment.get("slice")
-    return str(about.get("answered", "")) if isinstance(about, dict) else ""
-
-
 def _check_alike(first: Graph, graph: Graph, first_file: str, file: str) -> None:
     """Spans depend on the waits beside them: those of slices that did not wait are not those of slices that did."""
-    here, there = answered(graph), answered(first)
+    here, there = provenance.answered(graph), provenance.answered(first)
     if here and there and here != there:
         raise PrismError(
             f"{file}: its virtual ranks answered {here}, those of {first_file} {there}; merge slices of one graph and pass"

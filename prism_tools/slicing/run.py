@@ -13,11 +13,11 @@ from prism_tools.errors import PrismError
 from prism_tools.graph import provenance
 from prism_tools.graph.match import find_matches
 from prism_tools.graph.model import Graph
+from prism_tools.graph.provenance import AT_ONCE, IN_TIME, answered
 from prism_tools.launch.slurm import Place, others
 from prism_tools.slicing import parallel
 from prism_tools.slicing.kept import Kept
 from prism_tools.slicing.measuring import Job, Slices, one_pass
-from prism_tools.slicing.merge import AT_ONCE, IN_TIME, answered
 from prism_tools.slicing.noise import warn_of_noise
 from prism_tools.slicing.passes import run_passes
 from prism_tools.slicing.plan import chosen, partial_nodes_text, slices

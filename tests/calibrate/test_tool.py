@@ -52,6 +52,13 @@ def test_slices_of_two_ranks_realigned(sums, tmp_path):
     run("slice", "run", sums["bare"], "-s", 2, "--ranks", "0-1", "--no-probe", "-o", "new.h5", cwd=tmp_path)
     done = run("calibrate", "--realign", "new.h5", sums["calibrated"], "-o", "again.h5", cwd=tmp_path)
     assert LINE.match(done.stderr) and "\n  ranks 0-1 measured anew in new.h5: " in done.stderr
+    new = file.read(tmp_path / "new.h5")
+    new.environment["slice"]["answered"] = "at solved times"
+    file.write(new, tmp_path / "timed.h5")
+    said = run("calibrate", "--realign", "timed.h5", sums["calibrated"], "-o", "timed-again.h5", cwd=tmp_path).stderr
+    what = "its virtual ranks answered at solved times, those of the calibrated graph's slices at once"
+    text = f"prism-calibrate: warning: timed.h5: {what}: some of what is new may be due to that\n"
+    assert said == text + done.stderr.replace("new.h5", "timed.h5")
     before, again = file.read(sums["calibrated"]), file.read(tmp_path / "again.h5")
     assert check(again) == [] and again.timing.rank.tolist() == [2, 3, 0, 1]
     for rank in range(4):
