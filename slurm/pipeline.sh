@@ -27,7 +27,7 @@ submit() { # NAME SBATCH-ARGUMENT...
   local name=$1 id after=()
   shift
   [[ ${#jobs[@]} = 0 ]] || after=("--dependency=afterok:${jobs[-1]}" --kill-on-invalid-dep=yes)
-  id=$(sbatch --parsable --output="$folder/%x-%j.out" "${after[@]}" "$@")
+  id=$(sbatch --parsable --output="${folder//%/%%}/%x-%j.out" "${after[@]}" "$@")
   jobs+=("${id%%;*}") # "ID;CLUSTER" on some sites
   echo "$name ${jobs[-1]}"
 }
