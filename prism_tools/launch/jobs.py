@@ -43,7 +43,9 @@ def check(file: str, output: str, arguments: Sequence[str]) -> None:
     if os.path.exists(output) and not os.path.isfile(output):
         raise PrismError(f"--slurm: {output}: is no file, and parts are kept beside it; write -o elsewhere", status=2)
     if clash := set("%\\") & set(os.path.abspath(output)):
-        raise PrismError(f"--slurm: {output}: Slurm replaces {clash.pop()} in names of files; write -o elsewhere", status=2)
+        raise PrismError(
+            f"--slurm: {output}: Slurm replaces {clash.pop()} in names of files; write -o elsewhere", status=2
+        )
 
 
 @contextlib.contextmanager

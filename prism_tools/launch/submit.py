@@ -166,7 +166,9 @@ class Executor(slurm.SlurmExecutor):
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         first, *others = self.components
-        return client("sbatch", *first, *(word for words in others for word in (":", *words)), str(submission_file_path))
+        return client(
+            "sbatch", *first, *(word for words in others for word in (":", *words)), str(submission_file_path)
+        )
 
     def _num_tasks(self) -> int:
         return 1
