@@ -38,7 +38,7 @@ def files_of(prefix: Path) -> dict[Path, tuple[str | Path, int]]:
     files: dict[Path, tuple[str | Path, int]] = {}
     for folder, patterns in setup["options.data_files"].items():
         for source in (path for pattern in re.split(r"[,\s]+", patterns.strip()) for path in ROOT.glob(pattern)):
-            files[Path(folder) / source.name] = source, 0o644
+            files[Path(folder) / source.name] = source, 0o755 if os.access(source, os.X_OK) else 0o644
     for script in setup["options"]["scripts"].split():
         files[Path(script)] = LAUNCHER.format(home=HOME, tool=Path(script).name), 0o755
     for template, name in MODULEFILES.items():

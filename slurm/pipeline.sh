@@ -14,6 +14,12 @@ shift 5
 for number in "$world" "$size"; do
   [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "pipeline.sh: '$number' is no whole number >= 1" >&2; exit 2; }
 done
+# What the last job would find out after all others have run.
+[[ $ranks =~ ^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$ ]] || { echo "pipeline.sh: '$ranks' is no list of ranks such as 0-3,8" >&2; exit 2; }
+for rank in ${ranks//[,-]/ }; do
+  ((10#$rank < world)) || { echo "pipeline.sh: no rank $rank (there are 0-$((world - 1)))" >&2; exit 2; }
+done
+[[ $1 = -m || -e $1 ]] || { echo "pipeline.sh: $1: no such program; give a Python script, or -m module" >&2; exit 2; }
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$folder"
 mkdir "$folder/slices" 2>/dev/null || { # slices of another recording must not be merged with these
@@ -22,12 +28,18 @@ mkdir "$folder/slices" 2>/dev/null || { # slices of another recording must not b
 }
 
 jobs=()
-trap '[[ ${#jobs[@]} = 0 ]] || scancel "${jobs[@]}"; rmdir "$folder/slices"' ERR # what could not be submitted would be missed
+undo() { # what could not be submitted would be missed
+  ((BASH_SUBSHELL == 0)) || return 0 # an error within $(...) is one of the script's too
+  [[ ${#jobs[@]} = 0 ]] || scancel "${jobs[@]}"
+  rmdir "$folder/slices"
+}
+trap undo ERR
+trap 'undo; exit 130' INT TERM
 submit() { # NAME SBATCH-ARGUMENT...
   local name=$1 id after=()
   shift
   [[ ${#jobs[@]} = 0 ]] || after=("--dependency=afterok:${jobs[-1]}" --kill-on-invalid-dep=yes)
-  id=$(sbatch --parsable --output="$folder/%x-%j.out" "${after[@]}" "$@")
+  id=$(sbatch --parsable --output="${folder//%/%%}/%x-%j.out" "${after[@]}" "$@")
   jobs+=("${id%%;*}") # "ID;CLUSTER" on some sites
   echo "$name ${jobs[-1]}"
 }

@@ -34,7 +34,8 @@ def cycle_path(graph: Graph, steady: Steady) -> str:
         if not parts or parts[-1][0] != rank:
             parts.append((rank, []))
         number = int(sites_by_program[graph.ranks.program[rank]][node])
-        site = graph.strings[number].partition(" ")[0] if number >= 0 else ""
+        site = graph.strings[number] if number >= 0 else ""
+        site = site.rpartition(" ")[0] or site  # the function; the file's name may have blanks too
         if site in ("", "?", last):
             continue
         file = site.partition(":")[0]

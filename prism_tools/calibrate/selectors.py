@@ -184,7 +184,7 @@ def _value_text(value: range | str) -> str:
 
 def _site_names(site: str) -> list[str]:
     """ "models/gpt.py:41 step" whole, and by its parts: line and file, with and without folders, and function."""
-    line, _, function = site.partition(" ")
+    line, _, function = site.rpartition(" ") if " " in site else (site, "", "")  # files' names may have blanks
     places = [line, line.rpartition(":")[0]]
     return [site, *places, *(place.rpartition("/")[2] for place in places), function]
 

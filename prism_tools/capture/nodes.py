@@ -23,7 +23,7 @@ from prism_tools.capture.node import Node
 from prism_tools.capture.server import Here, Rank
 from prism_tools.errors import PrismError
 from prism_tools.graph.stream import signals_wait
-from prism_tools.launch.slurm import Place, srun
+from prism_tools.launch.slurm import Place, allocated, srun
 
 if TYPE_CHECKING:
     from prism_tools.capture.server import Server
@@ -162,9 +162,14 @@ class Nodes:
 
     def _start_step(self, tasks: int, which: Sequence[str], module: str, hello: dict[str, Any]) -> None:
         """``module`` on each of so many nodes. What it needs to know, secret included, goes where nobody else can read it."""
-        if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
-            need = self.place.nodes + self.place.beside
+        need = self.place.nodes + self.place.beside
+        if "SLURM_JOB_ID" not in os.environ:
             raise PrismError(f"--nodes {need}: this is no Slurm allocation; get one: salloc --nodes={need}", status=2)
+        if shutil.which("srun") is None:
+            raise PrismError(f"--nodes {need}: no srun on PATH; put Slurm's commands there, or add --nodes 1", status=2)
+        if allocated() < need:
+            problem = f"more than the {allocated()} of this allocation"
+            raise PrismError(f"--nodes {need}: {problem}; get one of as many: salloc --nodes={need}", status=2)
         with signals_wait():  # a step that has begun is ended
             step = subprocess.Popen(
                 [*srun(tasks, tasks), *which, *STEP, sys.executable, "-m", module],

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prism_tools.errors import PrismError
+from prism_tools.launch.slurm import client
 
 if TYPE_CHECKING:
     from prism_tools.launch.submit import Job
@@ -39,6 +40,12 @@ def check(file: str, output: str, arguments: Sequence[str]) -> None:
     ):
         if name == "-":
             raise PrismError(f"--slurm: {what}", status=2)
+    if os.path.exists(output) and not os.path.isfile(output):
+        raise PrismError(f"--slurm: {output}: is no file, and parts are kept beside it; write -o elsewhere", status=2)
+    if clash := set("%\\") & set(os.path.abspath(output)):
+        raise PrismError(
+            f"--slurm: {output}: Slurm replaces {clash.pop()} in names of files; write -o elsewhere", status=2
+        )
 
 
 @contextlib.contextmanager
@@ -101,7 +108,7 @@ class Parts:
             self._wait(set(missing))
         except KeyboardInterrupt:
             # By their name, which no other jobs have: those that sbatch was just about to tell of are not missed.
-            subprocess.run(["scancel", f"--user={os.getuid()}", f"--name={self._name()}"], check=False)
+            subprocess.run(client("scancel", f"--user={os.getuid()}", f"--name={self._name()}"), check=False)
             raise
         except BaseException:
             if left := [name for name in self.jobs if name not in self.failed and not self.path(name).exists()]:
@@ -125,7 +132,7 @@ class Parts:
         Job.watcher.update()  # of all of them at once
         self.jobs = {name: job for name, job in jobs if not job.watcher.is_done(job.job_id, mode="cache")}
         if self.jobs:
-            self.progress.say(f"jobs of an earlier call go on with {', '.join(self.jobs)}")
+            self.progress.say(f"jobs of an earlier call go on, as it submitted them, with {', '.join(self.jobs)}")
 
     def _submit(self, names: Sequence[str]) -> None:
         from prism_tools.launch.submit import CHUNK, Executor
@@ -160,11 +167,18 @@ class Parts:
                     self._tell(name, state.lower())
                     continue
                 waiting.remove(name)
-            running = sum(self.states[name] == "running" for name in waiting)
-            total, failed = len(self.commands), f", {len(self.failed)} failed" if self.failed else ""
-            self.progress.update(f"{total - len(waiting)}/{total} over, {running} running{failed}")
+            self.progress.update(self._summary(waiting))
             if waiting:
                 time.sleep(POLL)
+
+    def _summary(self, waiting: set[str]) -> str:
+        """How many are over, running and failed, and why others wait: for some there is no hope without the user."""
+        total, running = len(self.commands), sum(self.states[name] == "running" for name in waiting)
+        jobs = [self.jobs[name] for name in waiting if self.states[name] == "pending"]
+        reasons = ", ".join(sorted({reason for job in jobs if (reason := job.watcher.reason(job.job_id))}))
+        pending = f", {len(jobs)} pending ({reasons})" if reasons else ""
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"{total - len(waiting)}/{total} over, {running} running{pending}{failed}"
 
     def _tell(self, name: str, state: str) -> None:
         if self.states.get(name) != state and state != "unknown":

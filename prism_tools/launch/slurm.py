@@ -20,6 +20,14 @@ def srun(tasks: int, nodes: int) -> list[str]:
     return ["srun", "--mpi=pmi2", *shape, "--distribution=block"]
 
 
+def client(*words: str, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The command line of sbatch, squeue or scancel, without what the environment would add to what is said here: filters
+    of the queue, questions back, the end of the job to wait for; and, inside a job, that job, or the new one inherits it."""
+    added = ["SQUEUE_", "SCANCEL_", "SBATCH_WAIT", *(["SLURM_"] if "SLURM_JOB_ID" in environ else [])]
+    names = [name for name in environ if name.startswith(tuple(added)) and name != "SLURM_CONF"]
+    return ["env", *(word for name in names for word in ("-u", name)), *words] if names else list(words)
+
+
 @dataclass(frozen=True)
 class Place:
     """``nodes`` nodes of the allocation for a step of one task each; ``words``: which, for srun; ``beside``: nodes that are
@@ -44,7 +52,7 @@ def others(nodes: int | None, most: int, environ: Mapping[str, str] = os.environ
     Of a job whose tasks are tools that know nothing of each other, each has this machine only.
     """
     if nodes is None:
-        nodes = 1 if placement(environ).world > 1 else _allocated(environ)
+        nodes = 1 if placement(environ).world > 1 else allocated(environ)
     if _is_heterogeneous(environ):
         count = min(nodes - 1, most)
         return Place(count, ("--het-group=1",), beside=1) if count > 0 else None
@@ -54,10 +62,12 @@ def others(nodes: int | None, most: int, environ: Mapping[str, str] = os.environ
 
 
 def _is_heterogeneous(environ: Mapping[str, str]) -> bool:
-    return _number(environ, "SLURM_HET_SIZE") > 1
+    """A job that was submitted inside a heterogeneous one has that one's variables too, but another number."""
+    first = environ.get("SLURM_JOB_ID_HET_GROUP_0")
+    return _number(environ, "SLURM_HET_SIZE") > 1 and first == environ.get("SLURM_JOB_ID")
 
 
-def _allocated(environ: Mapping[str, str]) -> int:
+def allocated(environ: Mapping[str, str] = os.environ) -> int:
     """Nodes of the job; of a heterogeneous one the first, and those of the second component."""
     if _is_heterogeneous(environ):
         return 1 + _number(environ, "SLURM_JOB_NUM_NODES_HET_GROUP_1")

@@ -18,12 +18,14 @@ from submitit.helpers import Checkpointable
 from submitit.slurm import slurm
 
 from prism_tools.errors import PrismError
+from prism_tools.launch.slurm import client
 
 GONE = "GONE"  # the queue knows it no more
 ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "REVOKED", "TIMEOUT", GONE}
 CHUNK = 500  # tasks of one array: Slurm's default limit is 1,000
 PREEMPTIONS = 5  # USR2 requeues a job this often; more look like a site that sends it at the time limit
 UNLIMITED = 1 << 30  # minutes; submitit asks for no time, so it must not judge by one either
+HELP = 'Try "sbatch'  # what sbatch says after its complaint
 ASK_EVERY = 10  # seconds between two questions to Slurm; sooner while jobs are young
 
 for _handler in list(logging.getLogger("submitit").handlers):  # standard output is for the graph
@@ -48,17 +50,21 @@ class Watcher(slurm.SlurmInfoWatcher):
     PREEMPTED and NODE_FAIL may still be requeued, so they are no end; where they are one, the job is GONE minutes later.
     """
 
+    def reason(self, job_id: str) -> str:
+        """Why a job waits, as squeue has it, such as "Resources"; "" if it is not known."""
+        return self._info_dict.get(job_id, {}).get("Reason", "").removeprefix("None")
+
     def _make_command(self) -> list[str] | None:
-        fields = ["--array", "--noheader", "--format=%i|%T"]  # --array: one line for each task, pending ones too
-        asked = ["squeue", f"--user={os.getuid()}", "--states=all", *fields]
+        fields = ["--array", "--noheader", "--format=%i|%T|%r"]  # --array: one line for each task, pending ones too
+        asked = client("squeue", f"--user={os.getuid()}", "--states=all", *fields)
         return asked if self._registered - self._finished else None
 
     def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
         """Job -> its state, from what squeue printed. A heterogeneous job is its first component, "12+0": the script's."""
         text = string if isinstance(string, str) else string.decode()
-        rows = [line.split("|") for line in text.splitlines()]
-        named = [(row[0].strip().removesuffix("+0"), row[1].strip()) for row in rows if len(row) == 2]
-        found = {job: {"JobID": job, "State": state} for job, state in named}
+        rows = [[field.strip() for field in line.split("|")] for line in text.splitlines()]
+        told = [(row[0].removesuffix("+0"), *row[1:]) for row in rows if len(row) == 3]
+        found = {job: {"JobID": job, "State": state, "Reason": reason} for job, state, reason in told}
         return {job: {"JobID": job, "State": GONE} for job in self._registered} | found
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
@@ -127,9 +133,13 @@ class Executor(slurm.SlurmExecutor):
             with contextlib.redirect_stderr(io.StringIO()):  # where submitit repeats sbatch's words
                 return self.submit_array([Command(argv) for argv in commands])
         except (utils.FailedJobError, utils.FailedSubmissionError) as error:
-            lines = str(error).splitlines() or ["refused"]
-            words = lines[-1 if isinstance(error, utils.FailedJobError) else 0].removeprefix("sbatch: error: ")
+            lines = [line for line in str(error).splitlines() if not line.startswith(HELP)] or ["refused"]
+            words = lines[-1 if isinstance(error, utils.FailedJobError) else 0]
+            words = words.removeprefix("sbatch: ").removeprefix("error: ")
             raise PrismError(f"sbatch: {words}; give what the site asks for with --slurm-args=...") from None
+        except OSError as error:
+            problem = f"cannot be written: {error.strerror or error}"
+            raise PrismError(f"{self.folder}: {problem}; free some space, or write -o elsewhere") from error
 
     def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[Job]:
         """As submitit's, which makes a plain SlurmExecutor for an array: without the python, the jobs' class and all of this."""
@@ -156,7 +166,9 @@ class Executor(slurm.SlurmExecutor):
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         first, *others = self.components
-        return ["sbatch", *first, *(word for words in others for word in (":", *words)), str(submission_file_path)]
+        return client(
+            "sbatch", *first, *(word for words in others for word in (":", *words)), str(submission_file_path)
+        )
 
     def _num_tasks(self) -> int:
         return 1

@@ -4,7 +4,7 @@ whatis("Version: @VERSION@")
 whatis("Description: emulates a training job of W ranks on a handful of machines")
 help([[
 prism-record, prism-slice, prism-calibrate, prism-replay and prism-inspect; start with "man prism-record".
-$PRISM holds the examples and the make rules.
+$PRISM holds the examples, the make rules and the scripts for Slurm.
 ]])
 
 local prefix = "@PREFIX@"

@@ -3,7 +3,7 @@
 module-whatis "prism-tools @VERSION@: emulates a training job of W ranks on a handful of machines"
 proc ModulesHelp {} {
     puts stderr {prism-record, prism-slice, prism-calibrate, prism-replay and prism-inspect; start with "man prism-record".}
-    puts stderr {$PRISM holds the examples and the make rules.}
+    puts stderr {$PRISM holds the examples, the make rules and the scripts for Slurm.}
 }
 
 conflict prism-tools

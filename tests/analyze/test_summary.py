@@ -40,6 +40,12 @@ def test_a_bare_graph_has_no_times():
     ]
 
 
+def test_a_program_whose_name_has_blanks():
+    graph = calibrated()
+    graph.strings = [text.replace("train.py", "my train.py") for text in graph.strings]
+    assert "\n  critical cycle    rank 1: my train.py:8; rank 0: :1; rank 1: :2, :9\n" in summary(graph)
+
+
 def test_pretended_devices_are_told():
     graph = bare()
     graph.launch.device = "pretend-cuda"

@@ -106,6 +106,10 @@ def test_call_sites_in_folders():
         "at=gpt.py,forward op=barrier",
     ):
         assert nodes.select(parse_selector(text)).tolist() == [False, True], text
+    graph = build(1, {"w": [0]}, lambda rank: [compute(), comm("barrier", "w", at="my gpt.py:41 forward")])
+    nodes = Nodes(graph, find_matches(graph))
+    for text in ("'at=my gpt.py'", "'at=my gpt.py:41'", "at=forward", "'at=my gpt.py:41 forward'"):
+        assert nodes.select(parse_selector(text)).tolist() == [False, True], text
 
 
 def test_kinds_that_the_file_has():

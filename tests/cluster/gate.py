@@ -33,16 +33,16 @@ class Gate:
         self.program = ["--", folder / "program.py", self.pipe]
         self.said = ""
 
-    def start(self, size: int = 2, options: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """prism-slice, waiting for its jobs."""
-        return self.start_tool("slice", *self.argv, "-s", size, *options, *self.program)
+    def start(self, size: int = 2, options: Sequence[str] = (), **more: str) -> subprocess.Popen[str]:
+        """prism-slice, waiting for its jobs; ``more``: environment variables."""
+        return self.start_tool("slice", *self.argv, "-s", size, *options, *self.program, **more)
 
-    def start_tool(self, tool: str, *arguments: object) -> subprocess.Popen[str]:
+    def start_tool(self, tool: str, *arguments: object, **more: str) -> subprocess.Popen[str]:
         """A tool that waits for its jobs."""
         return subprocess.Popen(
             command(tool, *arguments),
             cwd=self.folder,
-            env=self.slurm.variables(),
+            env=self.slurm.variables(**more),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

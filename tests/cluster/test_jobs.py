@@ -39,20 +39,23 @@ dist.destroy_process_group()
 
 def test_the_pipeline(slurm, tmp_path):
     """Six ranks, measured three at a time, in pairs that stay together: three slices, and not two."""
+    run = tmp_path / "run %j 1"  # Slurm would put a number there
     (tmp_path / "pairs.py").write_text(PAIRS)
-    done = slurm.run(PIPELINE, tmp_path / "run", 6, 3, "0-1", "--", tmp_path / "pairs.py")
+    done = slurm.run(PIPELINE, run, 6, 3, "0-1", "--", tmp_path / "pairs.py")
     jobs = submitted(done)
     assert list(jobs) == ["record", "slices", "calibrate", "replay"]
     slurm.run("srun", "-Q", f"--dependency=afterany:{jobs['replay']}", "true")
     logs = {path.name: path.read_text() for path in sorted((tmp_path / "run").glob("*.out"))}
+    slurm.run("srun", "-Q", f"--dependency=afterany:{jobs['replay']}", "true", limit=150)
+    logs = {path.name: path.read_text() for path in sorted(run.glob("*.out"))}
     assert {job: state(slurm, job) for job in jobs.values()} == {job: {"COMPLETED"} for job in jobs.values()}, logs
     assert logs[f"prism-record-{jobs['record']}.out"] == "check rank 0 total [30.0, 30.0, 30.0]\n"
-    calibrated, replayed = (file.read(tmp_path / "run" / f"{name}.h5") for name in ("calibrated", "replayed"))
+    calibrated, replayed = (file.read(run / f"{name}.h5") for name in ("calibrated", "replayed"))
     assert calibrated.timing.rank.tolist() == list(range(6)) and len(calibrated.probes.op) >= 1
     assert calibrated.timing.slice.tolist() == [0, 0, 1, 1, 2, 2]
     assert replayed.replay.timing.rank.tolist() == [0, 1]
     assert calibrated.environment["SLURM_JOB_ID"] == jobs["record"]
-    assert {path.name for path in (tmp_path / "run").iterdir() if path.suffix == ".h5"} == {
+    assert {path.name for path in run.iterdir() if path.suffix == ".h5"} == {
         "bare.h5", "calibrated.h5", "replayed.h5",
     }  # fmt: skip
 
@@ -73,6 +76,9 @@ def test_all_jobs_or_none(slurm, tmp_path):
         assert "Invalid job array specification" in done.stderr and list(jobs) == ["record"]
         slurm.rest()  # if it had begun, it is COMPLETING first
         assert state(slurm, jobs["record"]) == {"CANCELLED"}
+        assert done.stderr == "sbatch: error: Batch job submission failed: Invalid job array specification\n"
+        assert list(submitted(done)) == ["record"]
+        assert state(slurm, submitted(done)["record"]) == {"CANCELLED"}
 
 
 def test_a_run_is_not_mixed_with_another(slurm, tmp_path):
@@ -84,5 +90,11 @@ def test_a_run_is_not_mixed_with_another(slurm, tmp_path):
 def test_wrong_calls(slurm, tmp_path):
     usage = "usage: pipeline.sh FOLDER W S RANKS -- [-m] program [argument ...]"
     assert slurm.run(PIPELINE, "run", 4, 2, cwd=tmp_path, expect=2).stderr.splitlines()[0] == usage
-    done = slurm.run(PIPELINE, "run", "x", 2, "0", "--", "a.py", cwd=tmp_path, expect=2)
-    assert done.stderr == "pipeline.sh: 'x' is no whole number >= 1\n" and list(tmp_path.iterdir()) == []
+    for world, ranks, name, problem in (
+        ("x", "0", "a.py", "'x' is no whole number >= 1"),
+        (4, "0-x", SUMS, "'0-x' is no list of ranks such as 0-3,8"),
+        (4, "0,4", SUMS, "no rank 4 (there are 0-3)"),
+        (4, "0", "a.py", "a.py: no such program; give a Python script, or -m module"),
+    ):
+        done = slurm.run(PIPELINE, "run", world, 2, ranks, "--", name, cwd=tmp_path, expect=2)
+        assert done.stderr == f"pipeline.sh: {problem}\n" and list(tmp_path.iterdir()) == []

@@ -48,12 +48,15 @@ def test_a_rank_that_is_killed(slurm, tmp_path):
     assert done.stderr.splitlines()[0] == "prism-record: rank 1 on node n2 was killed by SIGKILL"
 
 
-def test_where_there_is_no_allocation(slurm, tmp_path):
+def test_where_there_is_no_allocation_or_one_too_small(slurm, tmp_path):
     tool = command("record", "-n", 4, "--nodes", 4, "-o", "run.h5", "--", program("large.py"))
     done = slurm.run(*tool, cwd=tmp_path, expect=2)
     assert done.stderr == (
         "prism-record: --nodes 4: this is no Slurm allocation; get one: salloc --nodes=4\n"
     ) and not list(tmp_path.iterdir())
+    done = slurm.run("salloc", "-Q", "--nodes=2", *tool, cwd=tmp_path, expect=2)
+    problem = "more than the 2 of this allocation; get one of as many: salloc --nodes=4"
+    assert done.stderr == f"prism-record: --nodes 4: {problem}\n" and not list(tmp_path.iterdir())
 
 
 @pytest.fixture

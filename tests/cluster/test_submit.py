@@ -42,7 +42,8 @@ def test_slices_and_a_replay(slurm, sums, tmp_path):
     assert "Comment=two words" in told and "CPUs/Task=2" in told and "Requeue=1" in told and "NumNodes=2" in told
     slurm.run(*command("calibrate", "sliced.h5", "-o", "calibrated.h5"), cwd=tmp_path)
     argv = ["-r", "0-1", "calibrated.h5", "-o", "replayed.h5", "--slurm"]
-    done = slurm.run(*command("replay", *argv), cwd=tmp_path)
+    kinds = {"SLURM_JOB_ID": "6", "SLURM_JOB_ID_HET_GROUP_0": "6", "SLURM_HET_SIZE": "2"}  # a job that the tool runs in
+    done = slurm.run(*command("replay", *argv), cwd=tmp_path, **kinds)
     assert "prism-replay: replay: done" in done.stderr
     replayed = file.read(tmp_path / "replayed.h5")
     assert replayed.replay.timing.rank.tolist() == [0, 1] and replayed.stage == "replayed"
@@ -54,7 +55,8 @@ def test_nodes_of_two_kinds(slurm, sums, tmp_path):
     """A job for each slice, of two components: the second has the ranks, and another partition."""
     arguments = "--slurm-args=--nodelist=n1 : --partition=urgent --nodelist=n2"
     argv = [sums["bare"], "-s", 2, "--ranks", "0", "-o", "sliced.h5", "--slurm", "--no-probe", arguments]
-    done = slurm.run(*command("slice", *argv), cwd=tmp_path)
+    array = {"SLURM_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "7"}  # that the tool runs in
+    done = slurm.run(*command("slice", *argv), cwd=tmp_path, **array)
     (job,) = re.findall(r"prism-slice: submitted slice-0 as job (\d+)\n", done.stderr)
     assert f"slice-0: done (job {job})" in done.stderr
     told = slurm.run("scontrol", "-o", "show", "job", job).stdout.splitlines()
@@ -66,11 +68,26 @@ def test_nodes_of_two_kinds(slurm, sums, tmp_path):
 
 
 def test_what_sbatch_refuses(slurm, sums, tmp_path):
-    argv = [sums["bare"], "-s", 2, "-o", "sliced.h5", "--slurm", "--slurm-args=--partition=nope"]
-    done = slurm.run(*command("slice", *argv), cwd=tmp_path, expect=1)
-    problem = "sbatch: Batch job submission failed: Invalid partition name specified"
-    assert done.stderr == f"prism-slice: {problem}; give what the site asks for with --slurm-args=...\n"
-    assert list(tmp_path.iterdir()) == []
+    for arguments, problem in (
+        ("--partition=nope", "Batch job submission failed: Invalid partition name specified"),
+        ("--nosuch", "unrecognized option '--nosuch'"),
+    ):
+        argv = [sums["bare"], "-s", 2, "-o", "sliced.h5", "--slurm", f"--slurm-args={arguments}"]
+        done = slurm.run(*command("slice", *argv), cwd=tmp_path, expect=1)
+        assert done.stderr == f"prism-slice: sbatch: {problem}; give what the site asks for with --slurm-args=...\n"
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_why_jobs_wait(gate):
+    """Told with the user's own filters and questions in the environment, which Ctrl-C then does not heed either."""
+    own = {"SQUEUE_PARTITION": "urgent", "SCANCEL_INTERACTIVE": "1", "SBATCH_WAIT": "1"}
+    driver = gate.start(options=["--slurm-args=--hold"], **own)
+    while "pending (JobHeldUser)" not in (line := driver.stderr.readline()):
+        assert line, driver.wait()
+    assert line == "prism-slice: 0/2 over, 0 running, 2 pending (JobHeldUser)\n"
+    driver.send_signal(signal.SIGINT)
+    assert gate.finish(driver) == 130
+    until(lambda: gate.states() == {"CANCELLED"})
 
 
 def test_a_failure_costs_only_its_slice(slurm, sums, tmp_path):
@@ -121,7 +138,8 @@ def test_killed_and_hung_up(gate):
     first.kill()
     first.wait()
     second = gate.start()
-    assert second.stderr.readline() == "prism-slice: jobs of an earlier call go on with slice-0, slice-1\n"
+    taken = "jobs of an earlier call go on, as it submitted them, with slice-0, slice-1"
+    assert second.stderr.readline() == f"prism-slice: {taken}\n"
     second.send_signal(signal.SIGHUP)
     assert gate.finish(second) == 129
     assert (

@@ -120,5 +120,7 @@ def test_a_failed_recording_is_no_recording(incident):
     said = incident.make("PROGRAM=deadlock.py", expect=2)
     assert "prism-record: deadlock" in said and "Deleting file 'straggler.bare.h5'" in said
     assert incident.files() == ["Makefile", "deadlock.py", "straggler.py"]
+    said = incident.make("PROGRAM=none.py", expect=2)
+    assert "prism-record: none.py: no such program; give a Python script, or -m module" in said
     said = incident.make("WORLD=", expect=2)
     assert "straggler.bare.h5: WORLD is not set; say in the Makefile how many ranks" in said

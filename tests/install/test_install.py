@@ -43,6 +43,7 @@ def test_what_is_installed(installed):
     assert outside == shared | modulefiles | {f"bin/{tool}" for tool in TOOLS}
     modes = {path.name: path.stat().st_mode & 0o777 for path in (installed / "bin").iterdir()}
     assert modes == dict.fromkeys(TOOLS, 0o755)
+    assert (installed / "share/prism/slurm/pipeline.sh").stat().st_mode & 0o777 == 0o755  # called by its name
 
 
 @pytest.mark.parametrize("tool", TOOLS)

@@ -39,6 +39,20 @@ def test_pipes_are_refused(argv, problem, tmp_path, slurm_on_path):
     assert done.stderr == f"prism-slice: --slurm: {problem}\n"
 
 
+@pytest.mark.parametrize(
+    "output, problem",
+    [
+        ("/dev/null", "is no file, and parts are kept beside it"),
+        ("100%.h5", "Slurm replaces % in names of files"),
+        ("a\\b.h5", "Slurm replaces \\ in names of files"),
+    ],
+)
+def test_outputs_beside_which_slurm_cannot_write(output, problem, tmp_path, slurm_on_path):
+    done = run("slice", "-s", 1, "a.h5", "-o", output, "--slurm", cwd=tmp_path, expect=2, PATH=slurm_on_path)
+    assert done.stderr == f"prism-slice: --slurm: {output}: {problem}; write -o elsewhere\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
 def test_wrong_graphs_are_refused_before_anything_waits_in_the_queue(sums, tmp_path, slurm_on_path):
     def said(tool, *argv):
         return run(tool, *argv, "-o", "b.h5", "--slurm", cwd=tmp_path, expect=1, PATH=slurm_on_path).stderr
@@ -96,6 +110,9 @@ def test_states():
     assert watcher._make_command() is None
     states = ["RUNNING", "SUSPENDED", "CONFIGURING", "PREEMPTED", "NODE_FAIL", "PENDING", "TIMEOUT", "COMPLETED"]
     watcher._registered = {f"7_{k}" for k in range(9)}
-    watcher._info_dict = watcher.read_info("".join(f"7_{k}|{state}\n" for k, state in enumerate(states)) + "8|FAILED\n")
+    reasons = [*["None"] * 5, "Resources", "TimeLimit", "None"]
+    rows = [f"7_{k}|{state}|{reason}\n" for k, (state, reason) in enumerate(zip(states, reasons, strict=True))]
+    watcher._info_dict = watcher.read_info("".join(rows) + "8|FAILED|None\n")
+    assert [watcher.reason(f"7_{k}") for k in range(9)] == [*[""] * 5, "Resources", "TimeLimit", "", ""]
     assert [watcher.get_state(f"7_{k}", mode="cache") for k in range(9)] == [*states, "GONE"]
     assert [watcher.is_done(f"7_{k}", mode="cache") for k in range(9)] == [False] * 6 + [True] * 3

@@ -5,7 +5,8 @@
 #
 # A Makefile says what the job is, includes this file and asks for a report by its name (see examples/straggler):
 #
-#   PROGRAM  the program and its arguments, as prism-record takes them after "--"
+#   PROGRAM  the program and its arguments, as prism-record takes them after "--", quoted as for a shell (changes of a module,
+#            and of a file whose name has blanks, are not noticed)
 #   WORLD    logical ranks
 #   RANKS    those to replay, such as 0-3,8
 #   JOBS     ranks recorded at a time (default: all cores)
@@ -35,7 +36,7 @@ prism-changed = $(if $(call prism-equal,x$(strip $(2))x,x$(file <$(1).asked)x),,
 prism-equal = $(and $(findstring $(1),$(2)),$(findstring $(2),$(1)))
 prism-asked = @printf '%s\n' '$(subst ','\'',$(strip $(1)))' > $@.asked
 
-%.bare.h5: $$(filter-out -m,$$(firstword $$(PROGRAM))) $$(call prism-changed,$$@,$$(prism-record))
+%.bare.h5: $$(wildcard $$(firstword $$(PROGRAM))) $$(call prism-changed,$$@,$$(prism-record))
 	@rm -f $@.asked
 	prism-record -n $(call prism-needed,WORLD,how many ranks)$(JOBS:%= -j %) -o $@ -- $(call prism-needed,PROGRAM,what runs)
 	$(call prism-asked,$(prism-record))
