@@ -123,7 +123,7 @@ class RuledSession(Session):
             self.refuse(occasion, f"{self.rules.path}: {line}: {_one_line(error)}")
         if call.given and call.given[0].is_sparse:
             densified(call)
-        return received.peer
+        return received.peer if anyone else call.peer
 
     def _rule(self, occasion: Occasion, anyone: bool) -> int:
         """Which rule answers, counted; -1: none. ``anyone``: a receive from any rank, whose sender only a hook can name."""

@@ -33,7 +33,7 @@ def metadata(_):
     found = locals_of("_recv_meta")
     stage, source = found["self"], found["src_stage"]
     if stage._user_meta.inputs is None and stage.stage_index:
-        raise ValueError("shapes are known to stages that were given input_args only")
+        raise ValueError("this stage was given no input_args: write a hook that says what it receives, as in this file")
     if source < stage.stage_index:
         trains = locals_of("_forward_metadata_inference")["has_backward"]
         inputs = [replace(m, requires_grad=trains and m.dtype.is_floating_point) for m in stage._user_meta.inputs]
