@@ -77,9 +77,20 @@ def device_of(call: Call) -> str:
     return tensors[0].device.type if tensors else call.device or "cpu"
 
 
-def chunks(group: TracedGroup, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """A part for each member, as equal views along the first dimension; the whole tensor where the backend is real."""
-    return list(tensor.detach().chunk(group.size())) if group.played else [tensor]
+def by_size(group: TracedGroup) -> bool:
+    """Whether the server plays NCCL, whose shapes may differ, and whose lists may hold tensors of several sizes."""
+    return group.played and group.backend_name == "nccl"
+
+
+def chunks(group: TracedGroup, tensor: torch.Tensor, part: torch.Tensor) -> list[torch.Tensor]:
+    """A part for each member, as equal views along the first dimension, which NCCL does not ask for: there ``part``, which is
+    given beside the tensor, only has to be as large; the whole tensor where the backend is real."""
+    if not group.played:
+        return [tensor]
+    if by_size(group):
+        misfits.check_part(part, tensor, group.size())
+        return list(tensor.detach().view(-1).split(part.numel())) if part.numel() else [part.detach()] * group.size()
+    return list(tensor.detach().chunk(group.size()))
 
 
 def all_reduce(group: TracedGroup, tensors: Any, options: Any = None, *_: Any, **__: Any) -> Call:
@@ -147,7 +158,7 @@ def allgather(group: TracedGroup, outs: Any, ins: Any, options: Any = None, *_: 
         outs, ins = [outs], [ins]
     if group.played:
         for i, (row, mine) in enumerate(zip(outs, ins, strict=True)):
-            misfits.check_gathered("allgather", row, mine, group.size(), i)
+            misfits.check_gathered("allgather", row, mine, group.size(), i, by_size(group))
     return Call(Op.ALL_GATHER, list(ins), [t for row in outs for t in row], sync=is_sync(options))
 
 
@@ -156,8 +167,8 @@ def all_gather_single(group: TracedGroup, out: torch.Tensor, inp: torch.Tensor, 
 
 
 def all_gather_single_coalesced(group: TracedGroup, outs: Any, ins: Any, options: Any = None, *_: Any) -> Call:
-    rows = [chunks(group, out) for out in outs]
-    if group.played:
+    rows = [chunks(group, out, inp) for out, inp in zip(outs, ins, strict=True)]
+    if group.played and not by_size(group):
         for i, (row, mine) in enumerate(zip(rows, ins, strict=True)):
             misfits.check_gathered("allgather", row, mine, group.size(), i)
     flat = [piece for row in rows for piece in row]
@@ -177,7 +188,7 @@ def reduce_scatter(group: TracedGroup, outs: Any, ins: Any, options: Any = None,
     kind, factor = reduce_of(options)
     if group.played:
         for out, row in zip(outs, ins, strict=True):
-            misfits.check_scattered(out, row, group.size())
+            misfits.check_scattered(out, row, group.size(), group.rank() if by_size(group) else -1)
     flat = [t for row in ins for t in row]
     return Call(Op.REDUCE_SCATTER, flat, list(outs), kind, factor=factor, sync=is_sync(options))
 
@@ -190,30 +201,31 @@ def reduce_scatter_single(
 
 def reduce_scatter_single_coalesced(group: TracedGroup, outs: Any, ins: Any, options: Any = None, *_: Any) -> Call:
     kind, factor = reduce_of(options)
-    if group.played:
+    if group.played and not by_size(group):
         for out, inp in zip(outs, ins, strict=True):
             misfits.check_scattered_single(out, inp, group.size())
-    flat = [piece for inp in ins for piece in chunks(group, inp)]
+    flat = [piece for out, inp in zip(outs, ins, strict=True) for piece in chunks(group, inp, out)]
     return Call(Op.REDUCE_SCATTER, flat, list(outs), kind, factor=factor, sync=is_sync(options), whole=True)
 
 
 def _row_bytes(tensor: torch.Tensor, sizes: list[int]) -> list[int]:
     rows = tensor.shape[0] if tensor.ndim else 0
     row = tensor.numel() * tensor.element_size() // rows if rows else 0
-    return [int(size) * row for size in sizes]
+    return [size * row for size in sizes]
 
 
 def all_to_all_single(
     group: TracedGroup, out: torch.Tensor, inp: torch.Tensor, out_splits: Any, in_splits: Any, options: Any = None
 ) -> Call:
     size = group.size()
+    in_sizes, out_sizes = misfits.counts(in_splits), misfits.counts(out_splits)
     if group.played:
         if not (inp.is_contiguous() and out.is_contiguous()):
             raise ValueError("Tensors must be contiguous")
-        misfits.check_splits(in_splits, inp, size)
-        misfits.check_splits(out_splits, out, size)
-    in_sizes = list(in_splits) or [inp.shape[0] // size if inp.ndim else 0] * size
-    out_sizes = list(out_splits) or [out.shape[0] // size if out.ndim else 0] * size
+        misfits.check_splits(in_sizes, inp, size)
+        misfits.check_splits(out_sizes, out, size)
+    in_sizes = in_sizes or [inp.shape[0] // size if inp.ndim else 0] * size
+    out_sizes = out_sizes or [out.shape[0] // size if out.ndim else 0] * size
     if not group.played:
         splits = (*_row_bytes(inp, in_sizes), *_row_bytes(out, out_sizes))
         return Call(Op.ALL_TO_ALL, [inp], [out], sync=is_sync(options), splits=splits)
@@ -223,7 +235,7 @@ def all_to_all_single(
 
 def alltoall(group: TracedGroup, outs: Any, ins: Any, options: Any = None) -> Call:
     if group.played:
-        misfits.check_exchanged(outs, ins, group.size())
+        misfits.check_exchanged(outs, ins, group.size(), by_size(group))
     return Call(Op.ALL_TO_ALL, list(ins), list(outs), sync=is_sync(options))
 
 

@@ -1,11 +1,13 @@
 """What gloo refuses at the call, with its own texts: shapes, types, lists and roots that do not fit, for groups that are played.
 
-Torch's Python has checked what it can before; all functions raise RuntimeError.
+Torch's Python has checked what it can before; functions raise RuntimeError where they do not say otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import index
+from typing import SupportsIndex
 
 import torch
 
@@ -57,13 +59,16 @@ def check_root(name: str, root: int, size: int) -> None:
         raise RuntimeError(f"ProcessGroupGloo::{name}: invalid root rank: {root}")
 
 
-def check_gathered(name: str, row: Sequence[torch.Tensor], mine: torch.Tensor, size: int, i: int = 0) -> None:
-    """all_gather's ``row``: one output for each member."""
+def check_gathered(
+    name: str, row: Sequence[torch.Tensor], mine: torch.Tensor, size: int, i: int = 0, uneven: bool = False
+) -> None:
+    """all_gather's ``row``: one output for each member. ``uneven``: members may have parts of other sizes."""
     if len(row) != size:
         raise RuntimeError(
             f"ProcessGroupGloo::{name}: invalid output tensor list at index {i} (expected length {size}, got {len(row)})"
         )
-    check_alike(name, row, mine)
+    if not uneven:
+        check_alike(name, row, mine)
 
 
 def check_coalesced(outs: Sequence[Sequence[torch.Tensor]], ins: Sequence[torch.Tensor]) -> None:
@@ -87,15 +92,23 @@ def check_rooted(name: str, word: str, tensors: Sequence[torch.Tensor], mine: to
     check_alike(name, tensors, mine)
 
 
-def check_exchanged(outs: Sequence[torch.Tensor], ins: Sequence[torch.Tensor], size: int) -> None:
+def check_exchanged(outs: Sequence[torch.Tensor], ins: Sequence[torch.Tensor], size: int, uneven: bool = False) -> None:
     """all_to_all's lists."""
     for word, tensors in (("input", ins), ("output", outs)):
         if len(tensors) != size:
             raise RuntimeError(
                 f"ProcessGroupGloo::alltoall: {word} tensor list size {len(tensors)} does not match world size {size}"
             )
-    check_alike("alltoall", ins, ins[0])
-    check_alike("alltoall", outs, ins[0])
+    if not uneven:
+        check_alike("alltoall", ins, ins[0])
+        check_alike("alltoall", outs, ins[0])
+
+
+def counts(splits: Iterable[SupportsIndex]) -> list[int]:
+    """all_to_all_single's rows for each member, of a list or an array, as numbers. TypeError: of a tensor, as torch's."""
+    if isinstance(splits, torch.Tensor):
+        raise TypeError("all_to_all_single(): incompatible function arguments: splits are no tensor; use its tolist()")
+    return [index(rows) for rows in splits]
 
 
 def check_splits(splits: Sequence[int], tensor: torch.Tensor, size: int) -> None:
@@ -106,11 +119,11 @@ def check_splits(splits: Sequence[int], tensor: torch.Tensor, size: int) -> None
         raise RuntimeError("Split sizes doesn't match total dim 0 size")
 
 
-def check_scattered(out: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -> None:
-    """reduce_scatter's list."""
+def check_scattered(out: torch.Tensor, parts: Sequence[torch.Tensor], size: int, only: int = -1) -> None:
+    """reduce_scatter's list. ``only``: the member whose part alone is of the output's shape, or -1: all are."""
     if len(parts) != size:
         raise RuntimeError("invalid input tensor list size, must be world size")
-    for part in parts:
+    for part in parts if only < 0 else [parts[only]]:
         _check_equal("outputs[0].sizes().vec() == inputs[0][i].sizes().vec()", out.shape, part.shape)
 
 
@@ -121,6 +134,14 @@ def check_scattered_single(out: torch.Tensor, whole: torch.Tensor, size: int) ->
     _check_equal("outputShape[0] * worldSize == inputShape[0]", [size * n for n in out.shape[:1]], whole.shape[:1])
     for ours, theirs in zip(out.shape[1:], whole.shape[1:], strict=False):
         _check_equal("outputShape[i] == inputShape[i]", [ours], [theirs])
+
+
+def check_part(part: torch.Tensor, whole: torch.Tensor, size: int) -> None:
+    """NCCL's all_gather and reduce_scatter of one tensor: any shapes. ValueError: it is not ``size`` times its part."""
+    if not (part.is_contiguous() and whole.is_contiguous()):
+        raise ValueError("Tensors must be contiguous")
+    if whole.numel() != part.numel() * size:
+        raise ValueError(f"a tensor of {whole.numel()} elements is not world_size times one of {part.numel()}")
 
 
 def _check_equal(condition: str, ours: Sequence[object], theirs: Sequence[object]) -> None:

@@ -13,6 +13,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup as RealGroup
 from torch.utils._pytree import tree_map
 
+from prism_tools.capture import pretend_uneven
 from prism_tools.capture import session as active
 from prism_tools.capture.calls import reduce_of
 from prism_tools.capture.groups import AbsentBackend, GlooName, RealGloo, TracedGroup, kept
@@ -121,3 +122,4 @@ def install() -> None:
     for name, given in SCALED.items():
         if hasattr(RealGroup, name):
             setattr(RealGroup, name, _scaling(getattr(RealGroup, name), given))
+    pretend_uneven.install()

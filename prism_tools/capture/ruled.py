@@ -39,6 +39,11 @@ class RuledWork(RemoteWork):
             self._settle(self._future)
         return self._future
 
+    def came_from(self, peer: int) -> None:
+        """A receive from any rank is one from group rank ``peer``."""
+        self._source = peer
+        self._session.tracer.source(self._node, peer)
+
     def fail(self, text: str) -> None:
         """The group's backend would refuse the operation."""
         self._problem = RuntimeError(text)
@@ -82,34 +87,28 @@ class RuledSession(Session):
         if refused:
             work.fail(refused)
         else:
-            self._answer(call, slot, node, ranks)
+            sender = self._answer(call, slot, node, ranks)
+            if sender != call.peer:
+                work.came_from(sender)
         return work
 
-    def _answer(self, call: Call, slot: int, node: int, ranks: tuple[int, ...]) -> None:
+    def _answer(self, call: Call, slot: int, node: int, ranks: tuple[int, ...]) -> int:
+        """Fill the results; the group rank of a receive's sender, which a hook names where the call does not, else -1."""
         me = ranks.index(self.rank)
         ordinal = self._counts[slot, call.op]
         self._counts[slot, call.op] += 1
         receives = call.op not in ROOTED or call.root == me or call.op in (Op.BROADCAST, Op.SCATTER)
-        if not receives or not any(out.numel() for out in call.outs):
-            return
+        anyone = call.op is Op.RECV and call.peer < 0
+        if not receives or not (anyone or any(out.numel() for out in call.outs)):
+            return call.peer
         names = (call.op.name.lower(), *_object_call())
         size = sum(tensor.numel() * tensor.element_size() for tensor in call.ins or call.outs)
         dtype = dtype_name(call.outs[0].dtype)
         site = self.tracer.sites.texts[self.tracer.site_of(node)]
         occasion = Occasion(names, self._titles[slot], ordinal, dtype, size, site)
-        if call.op is Op.RECV and call.peer < 0:
-            self.refuse(
-                occasion, "who sends to a receive from any rank is not known; record this program without --rules"
-            )
         index = -1
         if len(ranks) > 1 and not (call.op is Op.SCATTER and call.ins):  # whose root has its own part
-            index = self.rules.find(occasion)
-            invented = index < 0 and may_be_invented(occasion)
-            self._count(INVENTED if invented else index, occasion)
-            if index < 0 and not (self.lenient or invented):
-                self.refuse(
-                    occasion, "no rule answers it, and integers and payloads of 64 KiB or less are never invented"
-                )
+            index = self._rule(occasion, anyone)
         generator = SELF if index < 0 else self.rules.rules[index].generator
         received = Received(
             call.op, call.ins, call.outs, call.reduce, call.factor, call.root, call.peer, self.rank, ranks, occasion
@@ -117,11 +116,28 @@ class RuledSession(Session):
         try:
             with torch.no_grad():
                 fill(received, generator)
+            if anyone and index >= 0 and not (0 <= received.peer < len(ranks) and received.peer != me):
+                raise ValueError(f"does not set call.peer to the group rank of a sender: {received.peer}")
         except Exception as error:  # a hook may raise anything
             line = f"line {self.rules.rules[index].line}: {generator.text}" if index >= 0 else "no rule"
             self.refuse(occasion, f"{self.rules.path}: {line}: {_one_line(error)}")
         if call.given and call.given[0].is_sparse:
             densified(call)
+        return received.peer if anyone else call.peer
+
+    def _rule(self, occasion: Occasion, anyone: bool) -> int:
+        """Which rule answers, counted; -1: none. ``anyone``: a receive from any rank, whose sender only a hook can name."""
+        index = self.rules.find(occasion)
+        if anyone and index >= 0 and self.rules.rules[index].generator.kind != "python":
+            index = UNRULED
+        invented = index < 0 and not anyone and may_be_invented(occasion)
+        self._count(INVENTED if invented else index, occasion)
+        if index < 0 and not (self.lenient or invented):
+            why = "no rule answers it, and integers and payloads of 64 KiB or less are never invented"
+            if anyone:
+                why = "who sends is not known; add a rule with a hook (python:MODULE:FUNCTION) that sets call.peer"
+            self.refuse(occasion, why)
+        return index
 
     def _count(self, index: int, occasion: Occasion) -> None:
         row = (index, occasion.calls[-1], occasion.groups[0], occasion.dtype, occasion.site)

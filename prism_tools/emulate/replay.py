@@ -96,7 +96,7 @@ def measured(graph: Graph, matches: Matches, sandbox: list[int], traces: dict[in
     for rank in sandbox:
         for node, by in traces[rank]["late"]:
             segment = int(graph.program_of(rank).segment[node])
-            if segment >= 0 and by > TOLERANCE_NS:
+            if 0 <= segment < count and by > TOLERANCE_NS:  # an iteration that all ranks have
                 late[segment] += 1
                 late_ns[segment] += by
     longest = np.max(rows.iteration_ns, axis=0)

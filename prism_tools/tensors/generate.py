@@ -25,7 +25,7 @@ Tensors = list[torch.Tensor]
 @dataclass
 class Received:
     """An operation of group rank ``me`` among ``ranks`` (global), which receives ``outs``. ``peer``, ``root``: group ranks
-    or -1; ``rank``: the global rank. Hooks get it, and change ``outs`` in place."""
+    or -1; ``rank``: the global rank. Hooks get it, change ``outs`` in place, and set ``peer`` of a receive from any rank."""
 
     op: Op
     ins: Tensors
@@ -66,6 +66,7 @@ def fill(received: Received, generator: Generator) -> None:
     )
     own = _own_parts(plain)
     _FILL[generator.kind](plain, *generator.arguments)
+    call.peer = plain.peer
     for out, part in own:
         _spread(out, part)
 

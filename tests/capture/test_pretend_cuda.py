@@ -21,7 +21,7 @@ def expected(real):
 
 
 def test_it_computes_what_it_computes_on_cpus(bare, expected):
-    assert len(expected) == 4 * 7
+    assert len(expected) == 4 * 8
     assert bare.lines("loss") == expected
 
 

@@ -66,6 +66,12 @@ def test_files_named_in_readme_exist():
     assert [name for name in files if not (ROOT / name).exists()] == []
 
 
+def test_files_named_in_the_rules_exist():
+    text = (ROOT / "share/doc/prism/rules.md").read_text()
+    files = re.findall(r"`((?:share|tests)/[\w/.]+)`", text)
+    assert len(files) > 3 and [name for name in files if not (ROOT / name).exists()] == []
+
+
 def test_every_dependency_is_justified():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")

@@ -32,8 +32,8 @@ CASES = {
     },
     "deepspeed": {f"zero{stage}": ("deepspeed_gpt.py", 2, RING, ["--stage", stage], 2 * 8) for stage in (1, 2, 3)},
     "megatron": {
-        "interleaved": ("megatron_gpt.py", 8, CUDA, ["--chunks", 2], 4 * 3),
-        "experts": ("megatron_gpt.py", 4, CUDA, ["--tp", 1, "--chunks", 2, "--experts", 4, "--ep", 2], 2 * 3),
+        "dense": ("megatron_gpt.py", 4, CUDA, [], 2 * 3),
+        "experts": ("megatron_gpt.py", 8, CUDA, ["--chunks", 2, "--experts", 4, "--ep", 2], 4 * 3),
     },
     "titan": {"fsdp2": ("titan.py", 2, CUDA, [], 2 * 3)},
 }[HOME.name]

@@ -5,6 +5,7 @@ Sums are of small whole numbers, hence exact in any order. The world must be eve
 
 import warnings
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
@@ -121,6 +122,13 @@ CHECKS = {
     "all_to_all_single": lambda: done(dist.all_to_all_single, torch.zeros(2 * world), x(2 * world)),
     "all_to_all_uneven": lambda: done(
         dist.all_to_all_single, torch.zeros(world * (rank + 1)), x(sum(splits)), [rank + 1] * world, splits
+    ),
+    "all_to_all_arrays": lambda: done(
+        dist.all_to_all_single,
+        torch.zeros(world * (rank + 1)),
+        x(sum(splits)),
+        np.full(world, rank + 1),
+        np.array(splits),
     ),
     "coalesced_reduce": lambda: coalesced(dist.all_reduce, [x(), x(3)]),
     "coalesced_gather": lambda: coalesced(

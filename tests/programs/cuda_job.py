@@ -114,6 +114,43 @@ dist.reduce_scatter_tensor(part, parts, op=half, group=pairs[rank // 2])
 say("loss", "scaled", total.tolist(), part.tolist(), parts.div(scale).tolist())
 dist.barrier(group=pairs[rank // 2], device_ids=[place] if CUDA else None)
 
+
+def exchanged() -> list:
+    """NCCL's lists of several sizes, and parts in another shape than the whole: what gloo does by other operations."""
+    me, pair = rank % 2, pairs[rank // 2]
+    parts = [torch.zeros(k + 1, 3, device=device) for k in range(2)]
+    mine = torch.full((me + 1, 3), rank + 0.1, device=device)
+    addends = [torch.arange(2.0 * k, device=device) + rank / 3 for k in range(2)]
+    received = [torch.zeros(k + 1, me + 2, device=device) for k in range(2)]
+    given = [torch.full((me + 1, k + 2), rank + 0.5, device=device) for k in range(2)]
+    square = torch.full((2, 2), rank + 0.2, device=device)
+    whole, part, sums = (
+        torch.zeros(8, device=device),
+        torch.zeros(2, 2, device=device),
+        torch.zeros(2 * me, device=device),
+    )
+    if CUDA:
+        works = [
+            dist.all_gather(parts, mine, pair, async_op=True),
+            dist.all_to_all(received, given, pair, async_op=True),
+        ]
+        dist.reduce_scatter(sums, addends, group=pair)
+        assert works[1].get_future().wait()[1] is received[1] and works[0].wait()
+        dist.all_gather_into_tensor(whole, square, pair)
+        dist.reduce_scatter_tensor(part, whole, group=pair)
+    else:
+        objects: list = [None, None]
+        dist.all_gather_object(objects, (mine, given, square), pair)
+        parts, received = [one[0] for one in objects], [one[1][me] for one in objects]
+        whole = torch.cat([one[2].flatten() for one in objects])
+        for k, addend in enumerate(addends):
+            dist.reduce(addend, group_dst=k, group=pair)
+        sums, part = addends[me], (2 * whole).chunk(2)[me]
+    return [tensor.flatten().tolist() for tensor in (*parts, *received, sums, whole, part)]
+
+
+say("loss", "exchanged", exchanged())
+
 if CUDA:
     before = message.cpu()
     message += 1

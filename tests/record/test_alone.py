@@ -10,7 +10,7 @@ from prism_tools.emulate.sandbox import open_payloads
 from prism_tools.graph import file
 from prism_tools.graph.check import check
 from prism_tools.graph.names import callsite_text
-from prism_tools.graph.schema import Op
+from prism_tools.graph.schema import Kind, Op
 from tests.tools import ROOT, program, run
 
 RULES = ROOT / "share" / "prism" / "rules"
@@ -158,16 +158,70 @@ def test_what_cannot_be_answered_ends_the_recording(rules, hook, message, tmp_pa
     assert second == "partial graph kept in g.h5 (incomplete)"
 
 
+ANYONE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+if rank:
+    dist.send(torch.full((2,), float(rank)), 0)
+for _ in range(1, 1 if rank else world):
+    got = torch.empty(2)
+    print(f"check rank 0 {dist.recv(got)} {got.tolist()}\\n", end="", flush=True)
+"""
+NEXT = "def answer(call):\n    call.peer = call.occasion.ordinal + 1\n    call.outs[0].fill_(call.peer)\n"
+
+
 def test_a_receive_from_anyone(tmp_path):
-    done = record(
-        tmp_path,
-        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\ndist.recv(torch.empty(1))\n",
-        "[[rule]]\ngenerate = 'self'\n",
-        "-o",
-        "g.h5",
-        expect=1,
-    )
-    assert "who sends to a receive from any rank is not known; record this program without --rules" in done.stderr
+    """Only a hook can say who sends."""
+    (tmp_path / "hooks.py").write_text(NEXT)
+    rule = "[[rule]]\ngenerate = 'python:hooks:answer'\n"
+    done = record(tmp_path, ANYONE, rule, "-o", "g.h5", world=3)
+    assert done.lines("check") == ["check rank 0 1 [1.0, 1.0]", "check rank 0 2 [2.0, 2.0]"] and done.stderr == ""
+    program = file.read(tmp_path / "g.h5").program_of(0)
+    assert program.peer[(program.op == Op.RECV) & (program.kind == Kind.COMM)].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("hook", "rule", "message"),
+    [
+        ("", "self", "who sends is not known; add a rule with a hook (python:MODULE:FUNCTION) that sets call.peer"),
+        (
+            "def answer(call): pass",
+            "python:hooks:answer",
+            "line 1: python:hooks:answer: does not set call.peer to the group rank of a sender: -1",
+        ),
+    ],
+)
+def test_a_receive_from_nobody(hook, rule, message, tmp_path):
+    (tmp_path / "hooks.py").write_text(hook)
+    rules = f"[[rule]]\ngenerate = '{rule}'\n"
+    assert message in record(tmp_path, ANYONE, rules, "-o", "g.h5", expect=1).stderr.splitlines()[0]
+
+
+STAGES = """
+import torch, torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+dist.init_process_group("gloo")
+rank, torch_layer = dist.get_rank(), torch.nn.Linear
+layers = [torch_layer(4, 6), torch_layer(6, 5), torch_layer(5, 3), torch_layer(3, 2)]
+stages = [
+    PipelineStage(layers[k], k, 4, torch.device("cpu"), input_args=(torch.empty(2, layers[k].in_features),))
+    for k in (rank, rank + 2)
+]
+schedule = ScheduleInterleaved1F1B(stages, 2, loss_fn=torch.nn.functional.mse_loss)
+for _ in range(2):
+    schedule.step(torch.ones(4, 4)) if rank == 0 else schedule.step(target=torch.ones(4, 2))
+"""
+
+
+def test_stages_that_ask_for_shapes(tmp_path):
+    """They were given those of their inputs; the ready-made hooks say the rest, and that gradients come back."""
+    (tmp_path / "job.py").write_text(STAGES)
+    graphs = []
+    for options in ([], ["--rules", RULES / "pipelining.toml"]):
+        run("record", "-n", 2, "-j", 2, *options, "-o", "g.h5", "--", "job.py", cwd=tmp_path)
+        graphs.append(file.read(tmp_path / "g.h5"))
+    assert differing(*graphs) == [] and sizes_apart(*graphs) == set() and len(graphs[0].program_of(0)) > 40
 
 
 def test_explained(tmp_path):

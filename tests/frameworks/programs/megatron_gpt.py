@@ -1,5 +1,6 @@
 """A tiny GPT trained by megatron-core (0.16 or later), as one would on GPUs: NCCL, bf16, 1F1B, distributed optimizer.
-With --chunks, 1F1B is interleaved; with --experts, layers have a mixture of experts, spread over --ep ranks.
+With --chunks, 1F1B is interleaved; with --experts, layers have a mixture of experts, spread over --ep ranks, and with --tp
+sequences are then split too.
 
 Run by torchrun on GPUs, or by ``prism-record --pretend-cuda`` on any machine. Every rank of the last stage prints its losses.
 """
@@ -19,6 +20,7 @@ from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 VOCABULARY = 128
@@ -36,6 +38,21 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class Norm(torch.nn.LayerNorm):
+    """Megatron's own, without Apex or Transformer Engine, refuses split sequences."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
+        super().__init__(hidden_size, eps, dtype=config.params_dtype)
+        for parameter in self.parameters():
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
+def layers(args: argparse.Namespace) -> TransformerBlockSubmodules:
+    layer = get_gpt_layer_local_spec(num_experts=args.experts or None)
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    return TransformerBlockSubmodules([layer] * (args.layers // args.pp // args.chunks), Norm)
+
+
 def build(args: argparse.Namespace) -> list[DistributedDataParallel]:
     """This rank's chunks and slices of the model, their gradients reduced over the data-parallel group."""
     config = TransformerConfig(
@@ -48,6 +65,8 @@ def build(args: argparse.Namespace) -> list[DistributedDataParallel]:
         num_moe_experts=args.experts or None,
         expert_model_parallel_size=args.ep,
         add_bias_linear=not args.experts,
+        sequence_parallel=bool(args.experts) and args.tp > 1,
+        moe_token_dispatcher_type="alltoall",
         bf16=True,
         params_dtype=torch.bfloat16,
         pipeline_dtype=torch.bfloat16,
@@ -58,7 +77,7 @@ def build(args: argparse.Namespace) -> list[DistributedDataParallel]:
         place = {"ignore_virtual": False, "vp_stage": chunk} if args.chunks > 1 else {}
         model = GPTModel(
             config=config,
-            transformer_layer_spec=get_gpt_layer_local_spec(num_experts=args.experts or None),
+            transformer_layer_spec=layers(args),
             vocab_size=VOCABULARY,
             max_sequence_length=args.length,
             pre_process=parallel_state.is_pipeline_first_stage(**place),
