@@ -73,12 +73,10 @@ def test_all_jobs_or_none(slurm, tmp_path):
     for _ in range(2):
         done = slurm.run(PIPELINE, "run", 3000, 1, "0", "--", sys.executable, cwd=tmp_path, expect=1)
         jobs = submitted(done)
-        assert "Invalid job array specification" in done.stderr and list(jobs) == ["record"]
+        assert done.stderr == "sbatch: error: Batch job submission failed: Invalid job array specification\n"
+        assert list(jobs) == ["record"]
         slurm.rest()  # if it had begun, it is COMPLETING first
         assert state(slurm, jobs["record"]) == {"CANCELLED"}
-        assert done.stderr == "sbatch: error: Batch job submission failed: Invalid job array specification\n"
-        assert list(submitted(done)) == ["record"]
-        assert state(slurm, submitted(done)["record"]) == {"CANCELLED"}
 
 
 def test_a_run_is_not_mixed_with_another(slurm, tmp_path):
