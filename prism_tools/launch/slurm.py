@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prism_tools.launch.placement import placement
 
 
-def srun(tasks: int, nodes: int) -> list[str]:
+def srun(tasks: int, nodes: int, environ: Mapping[str, str] = os.environ) -> list[str]:
     """What to write before a command so that ``tasks`` copies of it run on ``nodes`` nodes, block by block.
 
     Says everything itself: what is left out would come from SLURM_* of the surrounding job. --mpi=pmi2 makes one MPI job
-    of them (the mpich wheel), and costs programs without MPI nothing.
+    of them (the mpich wheel), and costs programs without MPI nothing. Components of another job, in which this one was
+    submitted, are hidden from srun, which would look for them.
     """
+    others = [name for name in environ if name.startswith("SLURM_") and "_HET_" in name]
     each = -(-tasks // nodes)
     shape = [f"--nodes={nodes}-{nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={each}"]
-    return ["srun", "--mpi=pmi2", *shape, "--distribution=block"]
+    return _without(
+        [] if _is_heterogeneous(environ) else others, ["srun", "--mpi=pmi2", *shape, "--distribution=block"]
+    )
 
 
 def client(*words: str, environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -25,6 +29,11 @@ def client(*words: str, environ: Mapping[str, str] = os.environ) -> list[str]:
     of the queue, questions back, the end of the job to wait for; and, inside a job, that job, or the new one inherits it."""
     added = ["SQUEUE_", "SCANCEL_", "SBATCH_WAIT", *(["SLURM_"] if "SLURM_JOB_ID" in environ else [])]
     names = [name for name in environ if name.startswith(tuple(added)) and name != "SLURM_CONF"]
+    return _without(names, words)
+
+
+def _without(names: Sequence[str], words: Sequence[str]) -> list[str]:
+    """A command line that runs ``words`` without the environment's ``names``."""
     return ["env", *(word for name in names for word in ("-u", name)), *words] if names else list(words)
 
 
