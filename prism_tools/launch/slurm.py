@@ -19,17 +19,16 @@ def srun(tasks: int, nodes: int, environ: Mapping[str, str] = os.environ) -> lis
     others = [name for name in environ if name.startswith("SLURM_") and "_HET_" in name]
     each = -(-tasks // nodes)
     shape = [f"--nodes={nodes}-{nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={each}"]
-    return _without(
-        [] if _is_heterogeneous(environ) else others, ["srun", "--mpi=pmi2", *shape, "--distribution=block"]
-    )
+    words = ["srun", "--mpi=pmi2", *shape, "--distribution=block"]
+    return words if _is_heterogeneous(environ) else _without(others, words)
 
 
 def client(*words: str, environ: Mapping[str, str] = os.environ) -> list[str]:
     """The command line of sbatch, squeue or scancel, without what the environment would add to what is said here: filters
     of the queue, questions back, the end of the job to wait for; and, inside a job, that job, or the new one inherits it."""
-    added = ["SQUEUE_", "SCANCEL_", "SBATCH_WAIT", *(["SLURM_"] if "SLURM_JOB_ID" in environ else [])]
-    names = [name for name in environ if name.startswith(tuple(added)) and name != "SLURM_CONF"]
-    return _without(names, words)
+    added = ("SQUEUE_", "SCANCEL_", *(["SLURM_"] if "SLURM_JOB_ID" in environ else []))
+    names = [name for name in environ if name.startswith(added) or name == "SBATCH_WAIT"]
+    return _without([name for name in names if name != "SLURM_CONF"], words)
 
 
 def _without(names: Sequence[str], words: Sequence[str]) -> list[str]:

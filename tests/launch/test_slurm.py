@@ -37,7 +37,7 @@ def test_nodes_beside_the_assistant_s(nodes, environ, place):
 
 
 def test_what_the_environment_adds_to_commands():
-    environ = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_MPI_TYPE": "pmix", "SBATCH_PARTITION": "gpu", "PATH": "/bin"}
+    environ = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_MPI_TYPE": "pmix", "SBATCH_WAIT_ALL_NODES": "1", "PATH": "/bin"}
     assert client("sbatch", "a.sh", environ=environ) == ["sbatch", "a.sh"]
     environ |= {"SQUEUE_PARTITION": "gpu", "SCANCEL_INTERACTIVE": "1", "SBATCH_WAIT": "1"}
     filters = ["-u", "SQUEUE_PARTITION", "-u", "SCANCEL_INTERACTIVE", "-u", "SBATCH_WAIT"]
