@@ -34,7 +34,8 @@ undo() { # what could not be submitted would be missed
   rmdir "$folder/slices"
 }
 trap undo ERR
-trap 'undo; exit 130' INT TERM
+trap 'undo; exit 130' INT
+trap 'undo; exit 143' TERM
 submit() { # NAME SBATCH-ARGUMENT...
   local name=$1 id after=()
   shift

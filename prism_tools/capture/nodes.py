@@ -167,8 +167,11 @@ class Nodes:
             raise PrismError(f"--nodes {need}: this is no Slurm allocation; get one: salloc --nodes={need}", status=2)
         if shutil.which("srun") is None:
             raise PrismError(f"--nodes {need}: no srun on PATH; put Slurm's commands there, or add --nodes 1", status=2)
-        if allocated() < need:
-            problem = f"more than the {allocated()} of this allocation"
+        have = allocated()
+        if have < need and (
+            have > 1 or "SLURM_JOB_NUM_NODES" in os.environ
+        ):  # where only a job's number is set, srun knows
+            problem = f"more than the {have} of this allocation"
             raise PrismError(f"--nodes {need}: {problem}; get one of as many: salloc --nodes={need}", status=2)
         with signals_wait():  # a step that has begun is ended
             step = subprocess.Popen(

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prism_tools.launch.placement import placement
 
 
-def srun(tasks: int, nodes: int) -> list[str]:
+def srun(tasks: int, nodes: int, environ: Mapping[str, str] = os.environ) -> list[str]:
     """What to write before a command so that ``tasks`` copies of it run on ``nodes`` nodes, block by block.
 
     Says everything itself: what is left out would come from SLURM_* of the surrounding job. --mpi=pmi2 makes one MPI job
-    of them (the mpich wheel), and costs programs without MPI nothing.
+    of them (the mpich wheel), and costs programs without MPI nothing. Components of another job, in which this one was
+    submitted, are hidden from srun, which would look for them.
     """
+    others = [name for name in environ if name.startswith("SLURM_") and "_HET_" in name]
     each = -(-tasks // nodes)
     shape = [f"--nodes={nodes}-{nodes}", f"--ntasks={tasks}", f"--ntasks-per-node={each}"]
-    return ["srun", "--mpi=pmi2", *shape, "--distribution=block"]
+    words = ["srun", "--mpi=pmi2", *shape, "--distribution=block"]
+    return words if _is_heterogeneous(environ) else _without(others, words)
 
 
 def client(*words: str, environ: Mapping[str, str] = os.environ) -> list[str]:
     """The command line of sbatch, squeue or scancel, without what the environment would add to what is said here: filters
     of the queue, questions back, the end of the job to wait for; and, inside a job, that job, or the new one inherits it."""
-    added = ["SQUEUE_", "SCANCEL_", "SBATCH_WAIT", *(["SLURM_"] if "SLURM_JOB_ID" in environ else [])]
-    names = [name for name in environ if name.startswith(tuple(added)) and name != "SLURM_CONF"]
+    added = ("SQUEUE_", "SCANCEL_", *(["SLURM_"] if "SLURM_JOB_ID" in environ else []))
+    names = [name for name in environ if name.startswith(added) or name == "SBATCH_WAIT"]
+    return _without([name for name in names if name != "SLURM_CONF"], words)
+
+
+def _without(names: Sequence[str], words: Sequence[str]) -> list[str]:
+    """A command line that runs ``words`` without the environment's ``names``."""
     return ["env", *(word for name in names for word in ("-u", name)), *words] if names else list(words)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prism_tools.launch.slurm import Place, all_of, client, others
+from prism_tools.launch.slurm import Place, all_of, client, others, srun
 
 PAIR = Place(1, ("--relative=1",), beside=1)
 KINDS = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "3"}
@@ -37,7 +37,7 @@ def test_nodes_beside_the_assistant_s(nodes, environ, place):
 
 
 def test_what_the_environment_adds_to_commands():
-    environ = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_MPI_TYPE": "pmix", "SBATCH_PARTITION": "gpu", "PATH": "/bin"}
+    environ = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_MPI_TYPE": "pmix", "SBATCH_WAIT_ALL_NODES": "1", "PATH": "/bin"}
     assert client("sbatch", "a.sh", environ=environ) == ["sbatch", "a.sh"]
     environ |= {"SQUEUE_PARTITION": "gpu", "SCANCEL_INTERACTIVE": "1", "SBATCH_WAIT": "1"}
     filters = ["-u", "SQUEUE_PARTITION", "-u", "SCANCEL_INTERACTIVE", "-u", "SBATCH_WAIT"]
@@ -45,6 +45,13 @@ def test_what_the_environment_adds_to_commands():
     inside = environ | {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
     others = ["-u", "SLURM_JOB_ID", "-u", "SLURM_ARRAY_TASK_ID"]
     assert client("sbatch", environ=inside) == ["env", "-u", "SLURM_MPI_TYPE", *filters, *others, "sbatch"]
+
+
+def test_components_of_another_job_are_hidden_from_srun():
+    plain = srun(4, 2, TASK)
+    assert plain[0] == "srun" and srun(4, 2, WITHIN) == plain
+    hidden = ["-u", "SLURM_HET_SIZE", "-u", "SLURM_JOB_NUM_NODES_HET_GROUP_1", "-u", "SLURM_JOB_ID_HET_GROUP_0"]
+    assert srun(4, 2, WITHIN | {"SLURM_JOB_ID": "8"}) == ["env", *hidden, *plain]
 
 
 def test_all_nodes():
