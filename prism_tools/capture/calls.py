@@ -89,7 +89,10 @@ def chunks(group: TracedGroup, tensor: torch.Tensor, part: torch.Tensor) -> list
         return [tensor]
     if by_size(group):
         misfits.check_part(part, tensor, group.size())
-        return list(tensor.detach().view(-1).split(part.numel())) if part.numel() else [part.detach()] * group.size()
+        if not part.numel():
+            return [part.detach()] * group.size()
+        if tensor.is_contiguous():
+            return list(tensor.detach().view(-1).split(part.numel()))
     return list(tensor.detach().chunk(group.size()))
 
 

@@ -137,9 +137,10 @@ def check_scattered_single(out: torch.Tensor, whole: torch.Tensor, size: int) ->
 
 
 def check_part(part: torch.Tensor, whole: torch.Tensor, size: int) -> None:
-    """NCCL's all_gather and reduce_scatter of one tensor: any shapes. ValueError: it is not ``size`` times its part."""
-    if not (part.is_contiguous() and whole.is_contiguous()):
-        raise ValueError("Tensors must be contiguous")
+    """NCCL's all_gather and reduce_scatter of one tensor: any shapes. TypeError: its part is of another type; ValueError: it
+    is not ``size`` times its part."""
+    if part.dtype != whole.dtype:
+        raise TypeError("output tensor must have the same type as input tensor")
     if whole.numel() != part.numel() * size:
         raise ValueError(f"a tensor of {whole.numel()} elements is not world_size times one of {part.numel()}")
 

@@ -124,17 +124,20 @@ def _exchange(operation: Callable) -> Callable:
     return method
 
 
+def _as_vectors(tensors: Tensors) -> Tensors:
+    return [tensor.view(-1) if tensor.is_contiguous() else tensor for tensor in tensors]
+
+
 def _flat(operation: Callable) -> Callable:
     def method(group: dist.ProcessGroup, out: torch.Tensor, given: torch.Tensor, *args: Any, **kwargs: Any) -> Work:
-        return operation(group, out.view(-1), given.view(-1), *args, **kwargs)
+        return operation(group, *_as_vectors([out, given]), *args, **kwargs)
 
     return method
 
 
 def _flats(operation: Callable) -> Callable:
     def method(group: dist.ProcessGroup, outs: Tensors, ins: Tensors, *args: Any, **kwargs: Any) -> Work:
-        flat = [[tensor.view(-1) for tensor in tensors] for tensors in (outs, ins)]
-        return operation(group, *flat, *args, **kwargs)
+        return operation(group, _as_vectors(outs), _as_vectors(ins), *args, **kwargs)
 
     return method
 
