@@ -73,8 +73,7 @@ def test_all_jobs_or_none(slurm, tmp_path):
         jobs = submitted(done)
         assert done.stderr == "sbatch: error: Batch job submission failed: Invalid job array specification\n"
         assert list(jobs) == ["record"]
-        slurm.rest()  # if it had begun, it is COMPLETING first
-        assert state(slurm, jobs["record"]) == {"CANCELLED"}
+        until(lambda: state(slurm, jobs["record"]) == {"CANCELLED"})  # if it had begun, it is COMPLETING first
 
 
 def test_a_run_is_not_mixed_with_another(slurm, tmp_path):
