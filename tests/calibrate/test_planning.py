@@ -164,14 +164,8 @@ def test_iterations_that_show_how_slow_the_warm_up_was_are_told_from_those_that_
     "first, how, amount, before, after, odd",
     [
         (23, "scale", 0.9, 19.95, 19.95, False),
-        (
-            23,
-            "scale",
-            0.5,
-            19.95,
-            22.1,
-            True,
-        ),  # begins to count at 31.5 instead of 43, and ends at 79.9 instead of 82.8
+        # It begins to count at 31.5 instead of 43, and ends at 79.9 instead of 82.8.
+        (23, "scale", 0.5, 19.95, 22.1, True),
         (11.5, "scale", 2, 22.1, 19.95, True),
         (11.5, "delay", 11_500_000, 22.1, 19.95, True),
     ],
