@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from prism_tools.emulate.sandbox import file_name
 from prism_tools.errors import PrismError
 from prism_tools.graph.model import Graph
 from prism_tools.graph.names import ranks_text
@@ -35,15 +36,16 @@ def chosen(graph: Graph, options: argparse.Namespace) -> list[tuple[int, list[in
 
     PrismError: there is no such slice.
     """
-    planned = list(enumerate(slices(graph, options.size, options.cover)))
+    planned, file = list(enumerate(slices(graph, options.size, options.cover))), file_name(options.file)
     if options.index is not None:
         if options.index >= len(planned):
-            raise PrismError(f"no slice {options.index} (the plan has 0-{len(planned) - 1})")
+            raise PrismError(f"{file}: no slice {options.index} (the plan has 0-{len(planned) - 1})")
         return [planned[options.index]]
     if options.ranks is None:
         return planned
     if missing := set(options.ranks).difference(*(ranks for _, ranks in planned)):
-        raise PrismError(f"no slice of one per class holds ranks {ranks_text(missing)}; leave --cover classes out")
+        problem = f"no slice of one per class holds ranks {ranks_text(missing)}"
+        raise PrismError(f"{file}: {problem}; leave --cover classes out")
     return [(number, ranks) for number, ranks in planned if set(ranks) & set(options.ranks)]
 
 

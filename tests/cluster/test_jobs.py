@@ -73,7 +73,7 @@ def test_all_jobs_or_none(slurm, tmp_path):
         jobs = submitted(done)
         assert done.stderr == "sbatch: error: Batch job submission failed: Invalid job array specification\n"
         assert list(jobs) == ["record"]
-        until(lambda: state(slurm, jobs["record"]) == {"CANCELLED"})  # if it had begun, it is COMPLETING first
+        until(lambda job=jobs["record"]: state(slurm, job) == {"CANCELLED"})  # COMPLETING first, if it had begun
 
 
 def test_a_run_is_not_mixed_with_another(slurm, tmp_path):

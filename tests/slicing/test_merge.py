@@ -37,12 +37,13 @@ def test_ranks_stand_above_the_array(sums, tmp_path):
 
 @pytest.mark.parametrize(
     "index, status, message",
-    [("2", 1, "no slice 2 (the plan has 0-1)"), ("-1", 2, "SLURM_ARRAY_TASK_ID: '-1' is no whole number >= 0")],
+    [("2", 1, "{bare}: no slice 2 (the plan has 0-1)"), ("-1", 2, "SLURM_ARRAY_TASK_ID: '-1' is no whole number >= 0")],
 )
 def test_no_such_slice(sums, tmp_path, index, status, message):
     argv = ["run", sums["bare"], "-s", 2, "-o", "x.h5"]
     done = run("slice", *argv, cwd=tmp_path, expect=status, SLURM_ARRAY_TASK_ID=index)
-    assert done.stderr.splitlines()[-1] == f"prism-slice: {message}" and not (tmp_path / "x.h5").exists()
+    assert done.stderr.splitlines()[-1] == f"prism-slice: {message.format(bare=sums['bare'])}"
+    assert not (tmp_path / "x.h5").exists()
 
 
 def test_merged_in_any_order(parts, sums, tmp_path):

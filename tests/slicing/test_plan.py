@@ -98,5 +98,5 @@ def test_plan_says_what_it_splits(tmp_path):
     told = "4 of 8 ranks of a node run together on 2 nodes: what they cost each other there is not seen"
     assert done.stderr == f"prism-slice: warning: {told}; slices of 8 (-s 8) hold whole nodes\n"
     argv = ["run", "bare.h5", "-s", 4, "--cover", "classes", "--ranks", "8,14", "-o", "x.h5"]
-    told = "no slice of one per class holds ranks 14; leave --cover classes out"
+    told = "bare.h5: no slice of one per class holds ranks 14; leave --cover classes out"
     assert run("slice", *argv, cwd=tmp_path, expect=1, PYTHONHASHSEED="7").stderr == f"prism-slice: {told}\n"
